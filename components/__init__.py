@@ -1,0 +1,1 @@
+"""One thin Kubeflow Pipelines component a file; each calls one function of `trainer.tasks`."""

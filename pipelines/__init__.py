@@ -1,0 +1,1 @@
+"""Configuration to compiled pipeline, and the places where it runs."""

@@ -1,0 +1,1 @@
+"""Where a compiled pipeline runs: on this machine, on Kubeflow Pipelines."""

@@ -1,0 +1,1 @@
+"""Everything that runs inside a container: plain Python and TensorFlow, never kfp."""
