@@ -16,17 +16,17 @@ class TriremeError(Exception):
     exit_code = EXIT_FAILED
 
 
-class BadInput(TriremeError, ValueError):  # noqa: N818 - the name is what a person reads in a log
+class BadInput(TriremeError, ValueError):
     """Something a person gave cannot work. The message holds the path or file, the value and the rule."""
 
     exit_code = EXIT_BAD_INPUT
 
 
-class WorldFailure(TriremeError):  # noqa: N818
+class WorldFailure(TriremeError):
     """Network, disk, a peer or a machine failed. The message says what to do next."""
 
 
-class Preempted(TriremeError):  # noqa: N818
+class Preempted(TriremeError):
     """SIGTERM or Ctrl-C came; the state was saved before leaving."""
 
     exit_code = EXIT_PREEMPTED
