@@ -7,6 +7,7 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_NOT_BLESSED = 3
+EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PREEMPTED = 143  # 128 + SIGTERM: what a shell reports for a process that SIGTERM ended
 
 

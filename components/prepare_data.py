@@ -1,0 +1,12 @@
+"""Component: examples from their source into a prepared dataset."""
+
+from kfp import dsl
+from kfp.dsl import Dataset, Output
+
+
+@dsl.component(base_image="trireme", install_kfp_package=False)
+def prepare_data(data: str, seed: int, root: str, examples: Output[Dataset]):
+    """Prepares the dataset that the data section describes: shards and a manifest."""
+    from trainer import tasks
+
+    tasks.prepare_data(data, seed, root, examples)

@@ -1,0 +1,57 @@
+"""What can be known before a run is paid for, each finding with its remedy.
+
+for finding in check(config):
+    print(finding.state, finding.subject, finding.message)
+"""
+
+from typing import NamedTuple
+
+from pipelines.config import Config
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    state: str
+    """`passed`, `warning` or `failed`."""
+    subject: str
+    """What was looked at."""
+    message: str
+    """What was found and, where it is not well, what to do."""
+
+
+def check(config: Config) -> list[Finding]:
+    """Looks at the dataset and the image of a configuration that is valid in itself."""
+    return [
+        Finding("passed", "configuration", f"{config.name}: every setting is valid and they fit one another"),
+        _dataset(config),
+        _image(config),
+    ]
+
+
+def _dataset(config: Config) -> Finding:
+    """Whether the builder exists and its data is at hand; reads metadata only."""
+    from trainer.data.tfds_source import describe_builder
+    from trainer.errors import TriremeError
+
+    try:
+        description = describe_builder(config.data)
+    except TriremeError as error:
+        return Finding("failed", "dataset", str(error))
+    if not description.prepared and config.data.download:
+        return Finding("warning", "dataset", f"{description.full_name} will be fetched into {description.folder}")
+    if not description.prepared:
+        return Finding(
+            "failed", "dataset", f"{description.full_name} is not in {description.folder}; set data.download"
+        )
+    return Finding("passed", "dataset", f"{description.full_name} is in {description.folder}")
+
+
+def _image(config: Config) -> Finding:
+    image = config.cluster.image
+    name, _, tag = image.rpartition("/")[2].partition(":")
+    if "@sha256:" in image:
+        return Finding("passed", "image", f"{image} is fixed by its digest")
+    if tag in ("", "latest"):
+        return Finding("failed", "image", f"cluster.image = {image}: names no fixed version; give a tag or a digest")
+    return Finding("passed", "image", f"{name} has the tag {tag}")

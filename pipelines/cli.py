@@ -1,0 +1,167 @@
+"""`trireme`: the one command line. Loads neither TensorFlow nor kfp before a command needs them."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
+
+_EXIT_CODES = """\
+exit codes: 0 done, 1 failed, 2 bad input, 3 not blessed (with --fail-unless-blessed),
+            130 interrupted, 143 preempted (a checkpoint was saved; run again to go on)"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+        words: The command line after the program's name. None: that of the process.
+
+    Returns:
+        The exit code.
+    """
+    arguments = _parser().parse_args(words)
+    try:
+        return arguments.command(arguments)
+    except TriremeError as error:
+        print("\n".join(f"trireme: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("trireme: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="trireme",
+        description="Prepare, train, evaluate and promote a TensorFlow model: one YAML file, on this machine or on Kubeflow.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    run = _command(commands, "run", _run, "run the compiled pipeline on this machine")
+    run.add_argument("--root", type=Path, default=Path("output"), metavar="DIR",
+                     help="folder for runs, prepared data, checkpoints and the registry (default: %(default)s)")  # fmt: skip
+    run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess",
+                     help="how each task is run (default: %(default)s)")  # fmt: skip
+    run.add_argument(
+        "--json", action="store_true", help="end standard output with the run's document as one line of JSON"
+    )
+    run.add_argument("--fail-unless-blessed", action="store_true", help="exit with 3 when the model is not blessed")
+
+    check = _command(commands, "check", _check, "say whether a configuration can work, without running it")
+    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+
+    compile_ = _command(commands, "compile", _compile, "write the pipeline as Kubeflow's YAML")
+    compile_.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where the YAML goes")
+
+    schema = commands.add_parser("schema", help="print the JSON Schema of a configuration file",
+                                 description="Print the JSON Schema of a configuration file, for editors.")  # fmt: skip
+    schema.set_defaults(command=_schema)
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction, name: str, function: object, summary: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG", help="configuration file, such as configs/digits.yaml")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="PATH=VALUE",
+                        help="override a setting, such as train.epochs=3; may be repeated")  # fmt: skip
+    parser.set_defaults(command=function)
+    return parser
+
+
+class _Version(argparse.Action):
+    """Prints the version; looked up only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help="print the version")
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"trireme {version('trireme')}")
+        parser.exit()
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from pipelines.config import load_config
+    from pipelines.targets.local import run
+    from pipelines.targets.output import Display, TerminalDisplay
+
+    config = load_config(arguments.config, arguments.overrides)
+    display = TerminalDisplay(sys.stderr) if sys.stderr.isatty() else Display(sys.stderr)
+    outcome = run(config, arguments.root, arguments.runner, display)
+    document = outcome.document
+    if document["state"] == "succeeded":
+        _print_outcome(document)
+    if outcome.message:
+        print("\n".join(f"trireme: {line}" for line in outcome.message.splitlines()), file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(document, ensure_ascii=False), flush=True)
+    if outcome.exit_code == EXIT_DONE and arguments.fail_unless_blessed and document["verdict"] != "blessed":
+        return EXIT_NOT_BLESSED
+    return outcome.exit_code
+
+
+def _print_outcome(document: dict) -> None:
+    print()
+    print(f"{'verdict':<14}{document['verdict']}")
+    for reason in document["reasons"]:
+        print(f"{'':<14}{reason}")
+    metrics = ((key, value) for key, value in document["metrics"]["test"].items() if value is not None)
+    print(f"{'test metrics':<14}" + ", ".join(f"{key} {value:.4f}" for key, value in metrics))
+    print(f"{'seconds':<14}" + ", ".join(f"{task} {seconds:.1f}" for task, seconds in document["seconds"].items()))
+    print(f"{'report':<14}{document['artifacts']['report']}")
+    print(f"{'model':<14}{document['artifacts']['pushed_model'] or 'not promoted'}")
+    print(f"{'run':<14}{document['run_dir']}", flush=True)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from pipelines.checks import check
+    from pipelines.config import load_config
+
+    findings = check(load_config(arguments.config, arguments.overrides))
+    if arguments.json:
+        print(json.dumps([finding._asdict() for finding in findings], ensure_ascii=False))
+    else:
+        for finding in findings:
+            print(f"{finding.state:<8}{finding.subject}: {finding.message}")
+    return EXIT_BAD_INPUT if any(finding.state == "failed" for finding in findings) else EXIT_DONE
+
+
+def _compile(arguments: argparse.Namespace) -> int:
+    from pipelines.config import load_config
+
+    config = load_config(arguments.config, arguments.overrides)
+    from pipelines.training import compile_pipeline
+
+    compile_pipeline(config, arguments.output)
+    print(f"{arguments.output}: pipeline {config.name}")
+    return EXIT_DONE
+
+
+def _schema(_: argparse.Namespace) -> int:
+    from pipelines.config import json_schema
+
+    print(json_schema(), end="")
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The root of the configuration: the steps' sections, the cluster, and the rules that cross sections.
+
+    config = load_config(Path("configs/digits.yaml"), overrides=["train.epochs=3"])
+
+Everything that is wrong is reported at once as `BadInput`, each with file and line, dotted path, value and rule.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from trainer.config import DataConfig, EvaluateConfig, PositiveInt, Problem, PushConfig, Section, TrainConfig, parse
+from trainer.config_file import override, read_config_file
+
+_QUANTITY = r"^\d+(\.\d+)?(m|[kMGTPE]i?)?$"
+
+
+class Accelerator(Section):
+    """Accelerators of the training task."""
+
+    type: Annotated[str, Field(min_length=1)] = "nvidia.com/gpu"
+    """Resource name that the cluster's nodes offer."""
+    count: PositiveInt = 1
+    """How many."""
+
+
+class ClusterConfig(Section):
+    """Where and with what the tasks run; used when the pipeline is compiled, never inside a task."""
+
+    image: Annotated[str, Field(min_length=1)] = "trireme:0.1.0"
+    """Container image of every task."""
+    pipeline_root: str | None = None
+    """Folder or `gs://` prefix for prepared data, checkpoints and the registry. None: given when a run is submitted;
+    `trireme run` uses `--root`."""
+    cpu: Annotated[str, Field(pattern=_QUANTITY)] | None = None
+    """CPU that the training task asks for, such as `4` or `500m`. None: no request."""
+    memory: Annotated[str, Field(pattern=_QUANTITY)] | None = None
+    """Memory that the training task asks for and may use, such as `16Gi`. None: no request."""
+    accelerator: Accelerator | None = None
+    """Accelerators of the training task. None: it trains on the CPU."""
+    num_workers: Literal[1] = 1
+    """Processes that train together."""
+    retries: Annotated[int, Field(ge=0, le=10)] = 2
+    """How often the cluster starts a failed task again. A local run never does: there a person is looking."""
+    cache: bool = True
+    """Whether the cluster may reuse the outputs of preparation and training when their inputs are the same."""
+
+
+class Config(Section):
+    """A run: one section per step, and the cluster."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")]
+    """Name of the pipeline and of the model in the registry: lower-case letters, digits and hyphens."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Decides the order of the records, the first weights and every epoch's order."""
+    data: DataConfig = DataConfig()
+    """Where the examples come from and how they are prepared."""
+    train: TrainConfig = TrainConfig()
+    """The model, its optimizer, and how the training goes."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """How the model is measured and what it has to reach."""
+    push: PushConfig = PushConfig()
+    """Where a blessed model goes."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Where and with what the tasks run."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Those of every section, and combinations across sections that cannot work."""
+        for name in type(self).model_fields:
+            section = getattr(self, name)
+            if isinstance(section, Section):
+                for problem in section.problems():
+                    yield problem._replace(path=f"{name}.{problem.path}")
+        train, cluster = self.train, self.cluster
+        gpus = cluster.accelerator.count if cluster.accelerator else 0
+        if gpus > 1 and train.strategy in ("default", "one_device"):
+            yield Problem(
+                "train.strategy", train.strategy, f"would leave {gpus - 1} of {gpus} accelerators idle; use mirrored"
+            )
+        if gpus and train.num_virtual_devices is not None:
+            yield Problem(
+                "train.num_virtual_devices",
+                train.num_virtual_devices,
+                "is for rehearsing without accelerators, and cluster.accelerator asks for some",
+            )
+        if train.early_stopping is not None and self.data.splits.validation is None:
+            yield Problem(
+                "train.early_stopping",
+                train.early_stopping.model_dump(),
+                "needs a validation split, and data.splits.validation is null",
+            )
+
+
+def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:
+    """Reads, overrides and validates a configuration file.
+
+    Args:
+        file: The YAML file.
+        overrides: `path=value` settings that take the place of the file's.
+
+    Raises:
+        BadInput: Everything that is wrong, one line each.
+    """
+    data, lines = read_config_file(file)
+    if overrides:
+        data = override(data, list(overrides))
+        for setting in overrides:  # what was overridden no longer stands in the file
+            lines.pop(setting.partition("=")[0].strip(), None)
+    return parse(Config, data, lines=lines, source=str(file))
+
+
+def json_schema() -> str:
+    """The JSON Schema of a configuration file, for editors, with every field's description."""
+    schema: dict[str, Any] = Config.model_json_schema()
+    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+    return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,276 @@
+"""Runs the compiled pipeline on this machine with kfp's local runner, and says what became of it.
+
+    outcome = run(config, root=Path("output"), runner="subprocess", show=Display())
+    outcome.document["verdict"], outcome.exit_code
+
+A run is a folder `<root>/runs/<name>-<time>-<four letters>` with the compiled `pipeline.yaml`, one log and one record a task,
+the artifacts as kfp lays them out, `report.html` and `run.json`. Prepared data, checkpoints and the registry stand beside the
+runs, under the root.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    BadInput,
+    TriremeError,
+)
+from trainer.provenance import provenance
+from trainer.tasks import RECORDS_FOLDER
+
+from pipelines.config import Config
+from pipelines.targets.output import TaskOutput
+
+RUN_FILE = "run.json"
+
+
+@dataclass
+class Outcome:
+    """How a run ended."""
+
+    document: dict[str, Any]
+    """What `run.json` holds."""
+    exit_code: int
+    """For the process."""
+    message: str | None = None
+    """What failed, in one sentence, if something did."""
+
+
+@dataclass
+class _Run:
+    config: Config
+    root: Path
+    folder: Path
+    output: TaskOutput
+    started: float = field(default_factory=time.monotonic)
+
+
+def run(config: Config, root: Path, runner: str, display: Any) -> Outcome:
+    """Compiles the configuration and executes that very YAML.
+
+    Args:
+        config: The run's configuration.
+        root: Folder for runs, prepared data, checkpoints and the registry.
+        runner: `subprocess` or `docker`.
+        display: Shows tasks as they go; see `pipelines.targets.output`.
+
+    Raises:
+        BadInput: The root cannot be written, or there is no Docker engine.
+    """
+    root = root.expanduser().absolute()
+    folder = _new_run_folder(config, root)
+    work = _Run(config, root, folder, TaskOutput(folder / "logs", display))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # kfp's remarks on images and resources, which mean nothing on this machine
+        failure = _execute(work, runner)
+    return _conclude(work, failure)
+
+
+def _new_run_folder(config: Config, root: Path) -> Path:
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    folder = root / "runs" / f"{config.name}-{stamp}-{secrets.token_hex(2)}"
+    try:
+        for needed in (folder, folder / "logs", folder / "tmp", root / "prepared", root / "models"):
+            needed.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(f"--root = {root}: cannot be written: {error.strerror} ({error.filename})") from None
+    return folder
+
+
+def _execute(work: _Run, runner: str) -> BaseException | None:
+    """Runs the pipeline to its end; what stopped it, if anything did."""
+    from kfp import components, local
+
+    from pipelines.training import compile_pipeline, places_of
+
+    package = work.folder / "pipeline.yaml"
+    compile_pipeline(work.config, package)
+    pipeline = components.load_component_from_file(str(package))
+    _drop_retries(pipeline.pipeline_spec)
+    environment = {
+        "TRIREME_EVENTS": "1",
+        "TRIREME_RUN_DIR": str(work.folder),
+        "TMPDIR": str(work.folder / "tmp"),  # kfp leaves a folder there for each task
+        "PYTHONUNBUFFERED": "1",
+    }
+    local.init(
+        _runner(runner, work.root, environment),
+        pipeline_root=str(work.folder),
+        workspace_root=str(work.folder / "tmp" / "workspace"),
+        raise_on_error=True,
+    )
+    try:
+        with _environment(environment), _forwarded_sigterm(), contextlib.redirect_stdout(work.output):
+            pipeline(**places_of(work.config, str(work.root)))
+    except KeyboardInterrupt as error:
+        return error
+    except Exception as error:
+        return error
+    finally:
+        work.output.close()
+        shutil.rmtree(work.folder / "tmp", ignore_errors=True)
+    return None
+
+
+def _runner(name: str, root: Path, environment: dict[str, str]) -> Any:
+    from kfp import local
+
+    if name == "subprocess":
+        return local.SubprocessRunner(use_venv=False)
+    try:
+        import docker
+
+        client = docker.from_env()
+        client.ping()
+        client.close()
+    except Exception as error:
+        raise BadInput(f"--runner docker: no Docker engine answers ({str(error).splitlines()[0]}); start one") from None
+    inside = {key: value for key, value in environment.items() if key != "TMPDIR"}
+    return local.DockerRunner(
+        environment={**inside, "HOME": "/tmp"},  # noqa: S108 - inside the container, whose user has no home there
+        mounts=[docker.types.Mount(str(root), str(root), type="bind")],
+        user=f"{os.getuid()}:{os.getgid()}",
+    )
+
+
+def _drop_retries(spec: Any) -> None:
+    """On a person's own machine a failing task fails at once; the pauses between tries are for clusters."""
+    for dag in [spec.root.dag, *(component.dag for component in spec.components.values())]:
+        for task in dag.tasks.values():
+            task.ClearField("retry_policy")
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {key: os.environ.get(key) for key in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                os.environ.pop(key, None)
+            else:
+                os.environ[key] = value
+
+
+@contextlib.contextmanager
+def _forwarded_sigterm() -> Iterator[None]:
+    """SIGTERM reaches the running task, whose end then ends the run: a training saves before it goes."""
+
+    def forward(number: int, _: Any) -> None:
+        import psutil
+
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if child.name() not in ("sh", "dash", "bash"):  # kfp's shell would die and leave the task behind
+                    child.send_signal(number)
+
+    before = signal.signal(signal.SIGTERM, forward)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
+    records = {
+        file.stem: json.loads(file.read_text(encoding="utf-8"))
+        for file in sorted((work.folder / RECORDS_FOLDER).glob("*.json"))
+    }
+    artifacts = _artifacts(work.folder)
+    verdict = _read(artifacts.get("verdict"), "verdict.json")
+    evaluation = _read(artifacts.get("evaluation"), "evaluation.json")
+    exit_code, message = _explained(work, records, failure)
+    document = {
+        "run_dir": str(work.folder),
+        "state": "succeeded" if failure is None else "failed",
+        "error": message,
+        "verdict": verdict["verdict"] if verdict else None,
+        "reasons": verdict["reasons"] if verdict else [],
+        "metrics": {"test": evaluation["metrics"]} if evaluation else {},
+        "seconds": {**work.output.seconds, "total": round(time.monotonic() - work.started, 3)},
+        "artifacts": _shown_artifacts(work, artifacts),
+        "digests": {"examples": evaluation["data_digest"] if evaluation else None},
+        "config": work.config.model_dump(mode="json"),
+        **provenance(),
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    pushed = _read(artifacts.get("pushed_model"), "version.json")
+    if pushed:
+        document["version"] = pushed["version"]
+        document["digests"]["model"] = pushed.get("digest")
+    try:
+        partial = work.folder / f".{RUN_FILE}.partial"
+        partial.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        partial.replace(work.folder / RUN_FILE)
+    except OSError as error:
+        message = f"{message + '; ' if message else ''}{work.folder / RUN_FILE} could not be written: {error.strerror}"
+        exit_code = exit_code or EXIT_FAILED
+    return Outcome(document, exit_code, message)
+
+
+def _explained(work: _Run, records: dict[str, Any], failure: BaseException | None) -> tuple[int, str | None]:
+    """Exit code and one sentence that names the task and the cause."""
+    if failure is None:
+        return EXIT_DONE, None
+    failed = [record for record in records.values() if record["status"] == "failed"]
+    task = failed[0]["task"] if failed else work.output.task
+    log = f"\n  log: {work.folder / 'logs' / f'{task}.log'}" if task else ""
+    if isinstance(failure, KeyboardInterrupt):
+        return EXIT_INTERRUPTED, f"interrupted in {task or 'no task'}" + (
+            f": {failed[0]['error']}" if failed else ""
+        ) + log
+    if failed:
+        return failed[0]["exit_code"], f"task {task} failed: {failed[0]['error']}{log}"
+    if isinstance(failure, TriremeError):
+        return failure.exit_code, str(failure)
+    if task:
+        return EXIT_FAILED, f"task {task} ended without a word: killed, perhaps for want of memory{log}"
+    return EXIT_FAILED, f"the pipeline could not be run: {failure}"
+
+
+def _artifacts(folder: Path) -> dict[str, Path]:
+    """Artifact folders and files by name, as kfp laid them out: <pipeline>-<time>/<task>/<artifact>."""
+    found = {}
+    for task in sorted(folder.glob("*/*/executor_output.json")):
+        content = json.loads(task.read_text(encoding="utf-8"))
+        for name, listed in content.get("artifacts", {}).items():
+            path = Path(listed["artifacts"][0]["uri"])
+            if path.exists():
+                found[name] = path
+    return found
+
+
+def _shown_artifacts(work: _Run, artifacts: dict[str, Path]) -> dict[str, str | None]:
+    shown: dict[str, str | None] = {}
+    for name in ("examples", "model", "report", "pushed_model"):
+        shown[name] = str(artifacts[name]) if name in artifacts else None
+    if "report" in artifacts:
+        report = work.folder / "report.html"
+        shutil.copyfile(artifacts["report"], report)
+        shown["report"] = str(report)
+    pushed = _read(artifacts.get("pushed_model"), "version.json")
+    if pushed:
+        shown["pushed_model"] = pushed["uri"]
+    return shown
+
+
+def _read(folder: Path | None, name: str) -> Any:
+    if folder is None or not (folder / name).is_file():
+        return None
+    return json.loads((folder / name).read_text(encoding="utf-8"))

@@ -1,0 +1,436 @@
+"""What a person decides: one closed, frozen section per step. Imports no TensorFlow.
+
+    train = parse(TrainConfig, {"epochs": 3}, path="train")      # BadInput lists everything that is wrong, at once
+    train == parse_json(TrainConfig, train.to_json(), path="train")
+
+A section travels to its component as one JSON string, because a step's inputs are its cache key and because
+Kubeflow Pipelines turns the integers of a dictionary into floats.
+"""
+
+import difflib
+import json
+import math
+import pkgutil
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from trainer.errors import BadInput
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0.0)]
+
+_MODEL_NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "models")])))
+_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong: where, what stands there, and the rule it breaks."""
+
+    path: str
+    value: Any
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.path} = {_shown(self.value)}: {self.rule}"
+
+
+class Section(BaseModel):
+    """A closed, frozen group of settings; strict about types, so that `yes`, `"3"` and NaN are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """Combinations inside this section that cannot work; paths are relative to the section."""
+        return iter(())
+
+    def to_json(self) -> str:
+        """The section as one compact JSON string with sorted keys: equal sections give equal bytes."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+S = TypeVar("S", bound=Section)
+
+
+class Splits(Section):
+    """Which examples train, validate and test; each is a split expression of TensorFlow Datasets."""
+
+    train: str = "train[:90%]"
+    """Examples that the weights are fitted to."""
+    validation: str | None = "train[90%:]"
+    """Examples that are looked at after each epoch, to choose the best weights. None: there are none."""
+    test: str = "test"
+    """Examples that nothing but the evaluation sees."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Split expressions that cannot be read."""
+        for key in ("train", "validation", "test"):
+            expression = getattr(self, key)
+            if expression is not None and (rule := _split_fault(expression)):
+                yield Problem(key, expression, rule)
+
+
+class DataConfig(Section):
+    """Where the examples come from and how they are prepared."""
+
+    source: Literal["tfds"] = "tfds"
+    """`tfds`: a TensorFlow Datasets builder."""
+    name: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?(:(\d+\.\d+\.\d+|\*))?$")] = "digits"
+    """Builder, configuration and version: `digits`, `mnist`, `imagenet_resized/8x8`, `cifar10:3.0.2`."""
+    data_dir: str | None = None
+    """Folder with builders that were prepared before, and where new ones are put. None: TFDS's own default."""
+    download: bool = True
+    """Whether preparation may fetch the dataset from its source when it is not in `data_dir`."""
+    splits: Splits = Splits()
+    """Which examples train, validate and test."""
+    image_key: str | None = None
+    """The feature that holds the image. None: the builder's supervised input."""
+    label_key: str | None = None
+    """The feature that holds the class label. None: the builder's supervised target."""
+    image_size: tuple[PositiveInt, PositiveInt] | None = None
+    """Height and width in pixels that every image is resized to. None: the builder's own size, which must be fixed."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Nothing beyond the splits'."""
+        for problem in self.splits.problems():
+            yield problem._replace(path=f"splits.{problem.path}")
+
+
+class EarlyStopping(Section):
+    """End the training when the validation no longer improves."""
+
+    metric: Literal["loss", "accuracy"] = "loss"
+    """The validation metric that is watched."""
+    patience_epochs: PositiveInt = 5
+    """Epochs without an improvement after which the training ends."""
+    min_delta: Annotated[float, Field(ge=0.0)] = 0.0
+    """How much better a value has to be to count as an improvement."""
+
+
+class LearningRateSchedule(Section):
+    """How the learning rate changes from step to step."""
+
+    name: Literal["constant", "cosine", "linear"] = "constant"
+    """Shape after the warm-up: unchanged, half a cosine, or a straight line down to `final_fraction`."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the rate grows from 0 in a straight line."""
+    final_fraction: Fraction = 0.0
+    """What is left of the learning rate at the last step, as a fraction (not for `constant`)."""
+
+
+class TrainConfig(Section):
+    """The model, its optimizer, and how the training goes."""
+
+    model: str = "cnn"
+    """A model of this project by name, or your own as `package.module:function`."""
+    model_args: dict[str, Any] = {}
+    """Keyword arguments of the model's `build` function."""
+    epochs: PositiveInt = 10
+    """How many times the training split is gone through."""
+    global_batch_size: PositiveInt = 64
+    """Examples per step over all replicas together; a replica's share is derived."""
+    optimizer: str = "adam"
+    """Any Keras optimizer by its name."""
+    optimizer_args: dict[str, Any] = {}
+    """Keyword arguments of the optimizer besides the learning rate."""
+    learning_rate: PositiveFloat = 1e-3
+    """The (highest) learning rate."""
+    learning_rate_schedule: LearningRateSchedule = LearningRateSchedule()
+    """How the learning rate changes from step to step."""
+    label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """Probability mass that is spread evenly over all classes."""
+    class_weights: dict[str, Annotated[float, Field(ge=0.0)]] = {}
+    """Weight of an example's loss by its class name; a class that is not named weighs 1."""
+    clip_value: PositiveFloat | None = None
+    """Clip every gradient element to ± this, after the replicas' gradients were added."""
+    clip_norm: PositiveFloat | None = None
+    """Clip each variable's gradient to this L2 norm, after the replicas' gradients were added."""
+    clip_global_norm: PositiveFloat | None = None
+    """Clip all gradients together to this L2 norm, after the replicas' gradients were added."""
+    gradient_accumulation_steps: PositiveInt = 1
+    """Parts that a global batch is gone through in, to save memory; the update is that of the whole batch."""
+    ema_decay: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    """Decay of an exponential moving average of the weights, which is then evaluated and exported. None: none is kept."""
+    early_stopping: EarlyStopping | None = None
+    """End the training when the validation no longer improves. None: all epochs are trained."""
+    keep_best: Literal["loss", "accuracy"] | None = "loss"
+    """Export the weights of the epoch with the best validation value of this metric. None: those of the last epoch."""
+    strategy: Literal["default", "one_device", "mirrored"] = "default"
+    """The `tf.distribute` strategy."""
+    num_virtual_devices: Annotated[int, Field(ge=1, le=16)] | None = None
+    """Split the CPU into this many logical devices, to rehearse a strategy on a machine without accelerators."""
+    steps_per_loop: PositiveInt | None = None
+    """Most steps that one call of the compiled loop runs. None: chosen from the size of an epoch."""
+    checkpoint_every_steps: PositiveInt | None = None
+    """Save a checkpoint every so many steps. None: at the end of each epoch."""
+    keep_checkpoints: PositiveInt = 3
+    """How many of the newest checkpoints are kept."""
+    cache_bytes: Annotated[int, Field(ge=0)] = 2 * 1024**3
+    """A prepared split up to this size is held in memory; a larger one is streamed."""
+    shuffle_buffer_bytes: PositiveInt = 256 * 1024**2
+    """Memory of the shuffle buffer when a split is streamed."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings that exclude one another."""
+        if self.model not in _MODEL_NAMES and not _IMPORT_PATH.fullmatch(self.model):
+            yield Problem(
+                "model",
+                self.model,
+                f"must be one of {', '.join(_MODEL_NAMES)}, or your own as package.module:function"
+                + _suggestion(self.model, _MODEL_NAMES),
+            )
+        clips = [key for key in ("clip_value", "clip_norm", "clip_global_norm") if getattr(self, key) is not None]
+        for key in clips[1:]:
+            yield Problem(key, getattr(self, key), f"only one kind of clipping can act, and {clips[0]} is set too")
+        if self.gradient_accumulation_steps > self.global_batch_size:
+            yield Problem(
+                "gradient_accumulation_steps",
+                self.gradient_accumulation_steps,
+                f"must not exceed global_batch_size ({self.global_batch_size})",
+            )
+        if "learning_rate" in self.optimizer_args:
+            yield Problem(
+                "optimizer_args.learning_rate", self.optimizer_args["learning_rate"], "belongs to train.learning_rate"
+            )
+        if (
+            self.strategy == "mirrored"
+            and self.num_virtual_devices
+            and self.global_batch_size < self.num_virtual_devices
+        ):
+            yield Problem(
+                "global_batch_size",
+                self.global_batch_size,
+                f"must give every replica an example: at least num_virtual_devices ({self.num_virtual_devices})",
+            )
+
+
+class Threshold(Section):
+    """What a metric must reach. Whether higher or lower is better is known for each metric."""
+
+    value_threshold: float | None = None
+    """The value itself must be at least (for a loss: at most) this."""
+    change_threshold: float | None = None
+    """The value must be better than the champion's by at least this; negative allows it to be that much worse.
+    Without a champion this rule does not apply."""
+
+    def problems(self) -> Iterator[Problem]:
+        """A threshold that asks for nothing."""
+        if self.value_threshold is None and self.change_threshold is None:
+            yield Problem("value_threshold", None, "a threshold needs value_threshold, change_threshold or both")
+
+
+MetricName = Literal["accuracy", "loss", "macro_precision", "macro_recall", "macro_f1", "roc_auc"]
+
+
+class EvaluateConfig(Section):
+    """How the model is measured on the test split and what it has to reach."""
+
+    batch_size: PositiveInt = 256
+    """Examples per call of the exported model; no metric depends on it."""
+    thresholds: dict[MetricName, Threshold] = {
+        "accuracy": Threshold(value_threshold=0.5, change_threshold=0.0),
+    }
+    """What each named metric must reach for the model to be blessed."""
+    num_mistakes: Annotated[int, Field(ge=0, le=100)] = 24
+    """How many of the worst mistakes the report shows."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Thresholds that no model can reach or miss."""
+        for metric, threshold in self.thresholds.items():
+            for problem in threshold.problems():
+                yield problem._replace(path=f"thresholds.{metric}.{problem.path}")
+            value = threshold.value_threshold
+            if metric != "loss" and value is not None and not 0.0 <= value <= 1.0:
+                yield Problem(f"thresholds.{metric}.value_threshold", value, f"{metric} lies between 0 and 1")
+
+
+class PushConfig(Section):
+    """Where a blessed model goes."""
+
+    registry: str | None = None
+    """Folder or `gs://` prefix of the model registry. None: `models` under the root of the run."""
+    keep_versions: PositiveInt = 10
+    """How many of the newest versions the registry keeps, besides every version that was ever champion."""
+
+
+def parse(model: type[S], data: Any, *, path: str = "", lines: dict[str, int] | None = None, source: str = "") -> S:
+    """Validates data against a section, reporting everything that is wrong at once.
+
+    Args:
+        model: The section's class.
+        data: What was read from YAML or JSON: mappings, lists and scalars.
+        path: Dotted path of the section, put before each problem's own.
+        lines: Line number (from 1) by full dotted path, where known; shown before the problem.
+        source: File name shown before the line number.
+
+    Raises:
+        BadInput: With one line per problem: dotted path, value, rule.
+    """
+    problems, section = _validated(model, data)
+    if section is not None and not problems:
+        return section
+
+    def shown(problem: Problem) -> str:
+        full = ".".join(part for part in (path, problem.path) if part)
+        where = _line(full, lines or {})
+        prefix = f"{source}:{where}: " if source and where else f"{source}: " if source else ""
+        return prefix + str(problem._replace(path=full or "(the whole file)"))
+
+    raise BadInput("\n".join(dict.fromkeys(shown(problem) for problem in problems)))
+
+
+def parse_json(model: type[S], text: str, *, path: str = "") -> S:
+    """A section from its JSON string, as `Section.to_json` gives it. Raises BadInput."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInput(f"{path or 'configuration'} = {_shown(text)}: is not JSON ({error})") from None
+    return parse(model, data, path=path)
+
+
+def _validated(model: type[S], data: Any) -> tuple[list[Problem], S | None]:
+    """All problems of the data. Values that are wrong by themselves are left out and the rest is looked at again,
+    so that impossible combinations are reported in the same breath."""
+    if not isinstance(data, dict):
+        return [Problem("", data, "must be a mapping of settings")], None
+    wrong: list[Problem] = []
+    remaining = data
+    for _ in range(3):
+        try:
+            section = model.model_validate_json(json.dumps(remaining))
+        except ValidationError as error:
+            found = error.errors(include_url=False)
+            wrong += [_problem(model, entry) for entry in found]
+            remaining = _without(remaining, [_location(remaining, entry["loc"]) for entry in found])
+            continue
+        skipped = {problem.path for problem in wrong}
+        crossings = [problem for problem in section.problems() if not (skipped & _mentioned(problem))]
+        return wrong + crossings, section
+    return wrong, None
+
+
+def _mentioned(problem: Problem) -> set[str]:
+    parts = problem.path.split(".")
+    return {".".join(parts[: n + 1]) for n in range(len(parts))}
+
+
+def _location(data: Any, loc: Sequence[int | str]) -> tuple[int | str, ...]:
+    """The part of a pydantic location that names a place in the data (it also names union members)."""
+    place: list[int | str] = []
+    for part in loc:
+        if (isinstance(data, dict) and part in data) or (
+            isinstance(data, list) and isinstance(part, int) and part < len(data)
+        ):
+            data = data[part]
+        else:
+            continue
+        place.append(part)
+    return tuple(place)
+
+
+def _without(data: Any, places: list[tuple[int | str, ...]]) -> Any:
+    copy = json.loads(json.dumps(data))
+    for place in places:
+        node, last = copy, None
+        for part in place[:-1]:
+            if isinstance(node, dict) and part in node:
+                node = node[part]
+            elif isinstance(node, list):
+                last = True  # leave a list as a whole: removing one element would change the others' meaning
+                break
+        if last is None and place and isinstance(node, dict):
+            node.pop(place[-1], None)
+    return copy
+
+
+def _problem(model: type[Section], entry: dict[str, Any]) -> Problem:
+    loc = [part for part in entry["loc"] if not (isinstance(part, str) and ("[" in part or part == "function-after"))]
+    path = ".".join(str(part) for part in loc)
+    kind, context = entry["type"], entry.get("ctx", {})
+    value = entry["input"]
+    if kind == "extra_forbidden":
+        siblings = _fields_at(model, loc[:-1])
+        return Problem(path, value, "unknown key" + _suggestion(str(loc[-1]), siblings))
+    if kind == "missing":
+        return Problem(path, None, "must be given")
+    rules = {
+        "greater_than": "must be greater than {gt}",
+        "greater_than_equal": "must be at least {ge}",
+        "less_than": "must be less than {lt}",
+        "less_than_equal": "must be at most {le}",
+        "literal_error": "must be one of {expected}",
+        "finite_number": "must be a finite number",
+        "int_type": "must be a whole number",
+        "int_from_float": "must be a whole number",
+        "float_type": "must be a number",
+        "bool_type": "must be true or false",
+        "string_type": "must be text",
+        "string_pattern_mismatch": "must match {pattern}",
+        "dict_type": "must be a mapping",
+        "model_type": "must be a mapping of settings",
+        "list_type": "must be a list",
+        "tuple_type": "must be a list",
+    }
+    if kind in rules:
+        return Problem(path, value, rules[kind].format(**context))
+    return Problem(path, value, entry["msg"][0].lower() + entry["msg"][1:])
+
+
+def _fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:
+    """Names of the settings of the section at a location, for suggestions."""
+    for part in loc:
+        field = getattr(model, "model_fields", {}).get(part)
+        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+    return list(getattr(model, "model_fields", {}))
+
+
+def _suggestion(word: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def _line(path: str, lines: dict[str, int]) -> int | None:
+    while path:
+        if path in lines:
+            return lines[path]
+        path = path.rpartition(".")[0]
+    return None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+_SPLIT_PART = re.compile(r"(?P<split>[\w-]+)(\[(?P<from>-?\d+%?)?:(?P<to>-?\d+%?)?\])?")
+
+
+def _split_fault(expression: str) -> str | None:
+    """The rule that a split expression breaks, or None. Counts are checked once the dataset is known."""
+    for part in expression.split("+"):
+        match = _SPLIT_PART.fullmatch(part.strip())
+        if not match:
+            return "must be a split expression such as train, train[:90%] or train[:1000]+test"
+        bounds = []
+        for edge in ("from", "to"):
+            text = match[edge]
+            if text and text.endswith("%"):
+                percent = int(text[:-1])
+                if abs(percent) > 100:
+                    return f"{text} is over 100 %"
+                bounds.append(percent + 100 if percent < 0 else percent)
+            else:
+                bounds.append((0 if edge == "from" else 100) if text is None else None)
+        low, high = bounds
+        if low is not None and high is not None and low >= high:
+            return f"{part.strip()} holds no examples: it ends at or before its start"
+    return None

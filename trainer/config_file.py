@@ -1,0 +1,119 @@
+"""A YAML file → plain data with line numbers, read the way people expect.
+
+    data, lines = read_config_file(Path("configs/digits.yaml"))
+    data = override(data, ["train.epochs=3"])
+
+Scalars follow YAML 1.2: `1e-3` is a number and `no` is text (PyYAML alone reads 1.1, where it is the other way round).
+A key that stands twice is an error, since one of the two would be ignored.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.errors import BadInput
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe, with the scalars of YAML 1.2's core schema."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", "~nN\0"),
+    ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", "-+.0123456789"),
+    ("merge", r"<<", "<"),
+):  # fmt: skip
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^$"), [""])
+
+
+def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
+    text = node.value
+    return int(text, 0) if text.startswith(("0o", "0x")) else int(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+
+
+def read_config_file(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """The content of a configuration file and the line number (from 1) of each dotted path.
+
+    Raises:
+        BadInput: The file is missing, is not YAML or UTF-8, names a key twice or is not a mapping.
+    """
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{file}: is not UTF-8 text (byte {error.start})") from None
+    try:
+        node = yaml.compose(text, Loader=_Loader)
+        lines: dict[str, int] = {}
+        _note_lines(node, "", lines, str(file))
+        data = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f":{mark.line + 1}" if mark else ""
+        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise BadInput(f"{file}{where}: is not valid YAML: {reason}") from None
+    except RecursionError:
+        raise BadInput(f"{file}: is nested too deeply") from None
+    if not isinstance(data, dict):
+        raise BadInput(
+            f"{file}: must be a mapping of settings, and is {'empty' if data is None else type(data).__name__}"
+        )
+    return data, lines
+
+
+def override(data: dict[str, Any], settings: list[str]) -> dict[str, Any]:
+    """A copy of the data with `path=value` settings put in; values are read as YAML.
+
+    Raises:
+        BadInput: A setting has no `=`, no name, or leads through something that is not a mapping.
+    """
+    copy = json.loads(json.dumps(data))
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise BadInput(f"--set {setting}: must be path=value, such as train.epochs=3")
+        try:
+            value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        except yaml.YAMLError:
+            raise BadInput(f"--set {setting}: {text!r} is not a YAML value") from None
+        node = copy
+        for depth, key in enumerate(keys[:-1]):
+            if node.get(key) is None:
+                node[key] = {}
+            node = node[key]
+            if not isinstance(node, dict):
+                raise BadInput(f"--set {setting}: {'.'.join(keys[: depth + 1])} is not a mapping")
+        node[keys[-1]] = value
+    return copy
+
+
+def _note_lines(node: Any, path: str, lines: dict[str, int], file: str) -> None:
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, yaml.ScalarNode) or key.tag.endswith((":int", ":float", ":bool", ":null")):
+                shown = key.value if isinstance(key, yaml.ScalarNode) else "a collection"
+                raise BadInput(f"{file}:{line}: {shown} = key: keys must be text; put it in quotes")
+            name = f"{path}.{key.value}" if path else key.value
+            if key.value in seen:
+                raise BadInput(f"{file}:{line}: {name} stands twice; remove one")
+            seen.add(key.value)
+            lines[name] = line
+            _note_lines(value, name, lines, file)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            lines[f"{path}.{index}"] = value.start_mark.line + 1
+            _note_lines(value, f"{path}.{index}", lines, file)

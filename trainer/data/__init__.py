@@ -1,0 +1,1 @@
+"""From what people bring to one prepared dataset, and from there into batches."""

@@ -1,0 +1,212 @@
+"""How good the exported model is on examples it never saw, measured through the signature that will answer.
+
+    evaluation = evaluate(config, examples, model, champion=None)      # plain data, written as evaluation.json
+
+Every metric is computed once over the whole split, so none depends on the batch size; a metric that is not defined
+(a class with no example) is None, never NaN.
+"""
+
+import base64
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config import EvaluateConfig
+from trainer.data.manifest import Manifest, read_manifest, verify
+from trainer.data.reading import load_split
+from trainer.errors import BadInput, WorldFailure
+from trainer.export import SAVED_MODEL
+from trainer.progress import progress
+
+EVALUATION_FILE = "evaluation.json"
+
+_CURVE_POINTS = 200
+
+LOWER_IS_BETTER = frozenset({"loss"})
+
+
+def evaluate(config: EvaluateConfig, examples: Path, model: Path, champion: tuple[int, Path] | None) -> dict[str, Any]:
+    """Measures a model on the test split, and the champion on the same examples.
+
+    Args:
+        config: The evaluate section.
+        examples: A prepared dataset.
+        model: Folder that holds `saved_model/`.
+        champion: Version number and SavedModel folder of the model that serves now; None where there is none.
+
+    Returns:
+        Plain data: `metrics`, `per_class`, `confusion_matrix`, `roc`, `mistakes`, `baseline` and digests.
+
+    Raises:
+        BadInput: The model was exported for other images or classes.
+        WorldFailure: A damaged shard, or a model that answers NaN.
+    """
+    manifest = read_manifest(examples)
+    verify(examples, manifest, ["test"])
+    images, labels = load_split(examples, manifest, "test")
+    probabilities = predict(model / SAVED_MODEL, images, manifest, config.batch_size)
+    found = measure(labels, probabilities, manifest.class_names)
+    baseline = None
+    if champion is not None:
+        baseline = _measure_champion(*champion, images, labels, manifest, config)
+    return {
+        "task": "classification",
+        "split": "test",
+        "num_examples": len(labels),
+        "class_names": manifest.class_names,
+        **found,
+        "mistakes": worst_mistakes(images, labels, probabilities, manifest, config.num_mistakes),
+        "baseline": baseline,
+        "data_digest": manifest.digest,
+    }
+
+
+def predict(saved_model: Path, images: np.ndarray, manifest: Manifest, batch_size: int) -> np.ndarray:
+    """Class probabilities [n, classes] float64 that the exported model answers.
+
+    Raises:
+        BadInput: Its signature does not take these images or answers other classes.
+        WorldFailure: An answer is not finite.
+    """
+    import tensorflow as tf
+
+    loaded = tf.saved_model.load(str(saved_model))
+    signature = loaded.signatures["serving_default"]
+    takes = signature.structured_input_signature[1].get("image")
+    answers = signature.structured_outputs.get("probabilities")
+    if takes is None or answers is None or list(takes.shape[1:]) != list(manifest.image.shape):
+        raise BadInput(
+            f"{saved_model}: its signature takes {takes}, the data holds images {list(manifest.image.shape)}"
+        )
+    if answers.shape[-1] != len(manifest.class_names):
+        raise BadInput(f"{saved_model}: answers {answers.shape[-1]} classes, the data has {len(manifest.class_names)}")
+    parts = []
+    with progress("evaluate-model", total=len(images), unit="example") as bar:
+        for start in range(0, len(images), batch_size):
+            batch = tf.constant(images[start : start + batch_size])
+            parts.append(signature(image=batch)["probabilities"].numpy().astype(np.float64))
+            bar.update(min(start + batch_size, len(images)))
+    probabilities = np.concatenate(parts)
+    if bad := int(np.sum(~np.isfinite(probabilities).all(axis=1))):
+        raise WorldFailure(f"{saved_model}: {bad} of {len(images)} answers are not finite numbers; train it again")
+    return probabilities
+
+
+def measure(labels: np.ndarray, probabilities: np.ndarray, class_names: list[str]) -> dict[str, Any]:
+    """Metrics of predicted probabilities.
+
+    Args:
+        labels: True classes [n] int.
+        probabilities: [n, classes] float64, rows that sum to 1.
+        class_names: Names of the classes.
+
+    Returns:
+        `metrics` by name, `per_class`, `confusion_matrix` (rows true, columns predicted) and `roc` by class.
+    """
+    from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+    classes = np.arange(len(class_names))
+    predicted = probabilities.argmax(axis=1)
+    chosen = probabilities[np.arange(len(labels)), labels]
+    precision, recall, f1, support = precision_recall_fscore_support(
+        labels, predicted, labels=classes, zero_division=np.nan
+    )
+    roc = [_roc(labels == index, probabilities[:, index], name) for index, name in enumerate(class_names)]
+    areas = [curve["auc"] for curve in roc if curve["auc"] is not None]
+    return {
+        "metrics": {
+            "accuracy": float(np.mean(predicted == labels)),
+            "loss": float(-np.mean(np.log(np.clip(chosen, np.finfo(np.float32).tiny, 1.0)))),
+            "macro_precision": _mean(precision),
+            "macro_recall": _mean(recall),
+            "macro_f1": _mean(f1),
+            "roc_auc": float(np.mean(areas)) if areas else None,
+        },
+        "per_class": [
+            {"class": name, "precision": _number(p), "recall": _number(r), "f1": _number(f), "support": int(s)}
+            for name, p, r, f, s in zip(class_names, precision, recall, f1, support, strict=True)
+        ],
+        "confusion_matrix": confusion_matrix(labels, predicted, labels=classes).tolist(),
+        "roc": roc,
+        "roc_micro": _micro_roc(labels, probabilities),
+    }
+
+
+def worst_mistakes(
+    images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, manifest: Manifest, count: int
+) -> list[dict[str, Any]]:
+    """The examples whose wrong answer was the surest, with their pictures as raw bytes."""
+    predicted = probabilities.argmax(axis=1)
+    wrong = np.flatnonzero(predicted != labels)
+    surest = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:count]
+    return [
+        {
+            "index": int(index),
+            "label": manifest.class_names[labels[index]],
+            "predicted": manifest.class_names[predicted[index]],
+            "probability": float(probabilities[index, predicted[index]]),
+            "label_probability": float(probabilities[index, labels[index]]),
+            "image": {
+                "shape": list(images[index].shape),
+                "pixels_base64": base64.b64encode(images[index].tobytes()).decode(),
+            },
+        }
+        for index in surest
+    ]
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Strict JSON: NaN and infinity are an error here rather than in whoever reads it."""
+    file.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _measure_champion(
+    version: int, folder: Path, images: np.ndarray, labels: np.ndarray, manifest: Manifest, config: EvaluateConfig
+) -> dict[str, Any]:
+    try:
+        probabilities = predict(folder, images, manifest, config.batch_size)
+    except BadInput as error:
+        return {"version": version, "incompatible": str(error), "metrics": {}, "per_class": []}
+    found = measure(labels, probabilities, manifest.class_names)
+    return {"version": version, "metrics": found["metrics"], "per_class": found["per_class"]}
+
+
+def _roc(positive: np.ndarray, scores: np.ndarray, name: str) -> dict[str, Any]:
+    from sklearn.metrics import roc_auc_score, roc_curve
+
+    if positive.all() or not positive.any():
+        return {"class": name, "fpr": [], "tpr": [], "auc": None}
+    fpr, tpr, _ = roc_curve(positive, scores)
+    kept = _thin(len(fpr))
+    area = float(roc_auc_score(positive, scores))  # of all points, whatever is drawn
+    return {"class": name, "fpr": fpr[kept].tolist(), "tpr": tpr[kept].tolist(), "auc": area}
+
+
+def _micro_roc(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, list[float]]:
+    """One curve over all (example, class) pairs, with finite thresholds, for Kubeflow's single ROC plot."""
+    from sklearn.metrics import roc_curve
+
+    if probabilities.shape[1] < 2:
+        return {"fpr": [], "tpr": [], "thresholds": []}
+    positive = labels[:, np.newaxis] == np.arange(probabilities.shape[1])
+    fpr, tpr, thresholds = roc_curve(positive.ravel(), probabilities.ravel())
+    thresholds[0] = max(1.0, thresholds[1])  # scikit-learn begins with infinity, which no metadata store takes
+    kept = _thin(len(fpr))
+    return {"fpr": fpr[kept].tolist(), "tpr": tpr[kept].tolist(), "thresholds": thresholds[kept].tolist()}
+
+
+def _thin(length: int) -> np.ndarray:
+    """Places of at most `_CURVE_POINTS` points, first and last among them."""
+    return np.unique(np.linspace(0, length - 1, min(length, _CURVE_POINTS)).round().astype(int))
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else float(value)
+
+
+def _mean(values: np.ndarray) -> float | None:
+    """Mean over the classes for which the metric is defined."""
+    return None if np.isnan(values).all() else float(np.nanmean(values))

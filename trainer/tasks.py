@@ -1,0 +1,221 @@
+"""What each component does, with its settings as JSON strings and its artifacts as objects that have a `path`.
+
+The bodies in components/ call one function here each, so that everything a task does can be run, tested and debugged
+without Kubeflow. Imports of TensorFlow stay inside the functions: only the tasks that need it pay for it.
+"""
+
+import functools
+import json
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer.config import DataConfig, EvaluateConfig, PushConfig, TrainConfig, parse_json
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, TriremeError
+from trainer.progress import say
+from trainer.registry import Conflict, Registry
+
+RECORDS_FOLDER = "tasks"
+
+
+def _task(name: str) -> Callable:
+    """Ends a task with one clear sentence and the right exit code, and leaves a record for whoever watches."""
+
+    def decorate(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its notes on CPU instructions hide our lines
+            started = time.monotonic()
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                code, message = _explained(error)
+                _record(name, {"status": "failed", "exit_code": code, "error": message}, started)
+                traceback.print_exc()
+                print(f"{name}: {message}", file=sys.stderr, flush=True)
+                sys.exit(code)
+            _record(name, {"status": "succeeded", "exit_code": 0}, started)
+            return result
+
+        return run
+
+    return decorate
+
+
+@_task("prepare-data")
+def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
+    """Data section → prepared dataset in `examples.path`."""
+    from trainer.data.prepare import prepare
+
+    manifest = prepare(parse_json(DataConfig, data, path="data"), seed, Path(examples.path), _local(root, "prepared"))
+    examples.metadata.update(
+        digest=manifest.digest,
+        num_classes=len(manifest.class_names),
+        **{f"num_{name}_examples": split.num_examples for name, split in manifest.splits.items()},
+    )
+
+
+@_task("train-model")
+def train_model(train: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
+    """Train section and prepared dataset → exported model in `model.path`."""
+    from trainer.checkpoint import run_key
+    from trainer.data.manifest import read_manifest
+    from trainer.loop import fit
+
+    config = parse_json(TrainConfig, train, path="train")
+    digest = read_manifest(Path(examples.path)).digest
+    checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / run_key(config, seed, digest)
+    summary = fit(config, seed, Path(examples.path), Path(model.path), checkpoints)
+    model.metadata.update(
+        framework="tensorflow",
+        model=config.model,
+        num_parameters=summary["num_parameters"],
+        epochs=summary["epochs"],
+        data_digest=summary["data_digest"],
+    )
+
+
+@_task("evaluate-model")
+def evaluate_model(
+    evaluate: str, name: str, registry: str, examples: Any, model: Any,
+    evaluation: Any, metrics: Any, classification_metrics: Any,
+) -> None:  # fmt: skip
+    """Evaluate section, dataset and model → `evaluation.json` and Kubeflow's own metrics."""
+    from trainer.evaluate import EVALUATION_FILE, write_json
+    from trainer.evaluate import evaluate as measure_model
+
+    config = parse_json(EvaluateConfig, evaluate, path="evaluate")
+    champions = Registry(registry, name)
+    champion = champions.champion()
+    with tempfile.TemporaryDirectory() as staged:
+        baseline = None
+        if champion is not None:
+            say(f"measuring the champion, version {champion.number}, on the same examples")
+            baseline = (champion.number, champions.fetch(champion.number, Path(staged) / "champion"))
+        found = measure_model(config, Path(examples.path), Path(model.path), baseline)
+    folder = Path(evaluation.path)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / EVALUATION_FILE, found)
+    for metric, value in found["metrics"].items():
+        if value is not None:  # Kubeflow's metadata takes finite numbers only
+            metrics.log_metric(metric, value)
+    classification_metrics.log_confusion_matrix(found["class_names"], found["confusion_matrix"])
+    curve = found["roc_micro"]
+    if curve["fpr"]:
+        classification_metrics.log_roc_curve(curve["fpr"], curve["tpr"], curve["thresholds"])
+    shown = ", ".join(f"{key} {value:.4f}" for key, value in found["metrics"].items() if value is not None)
+    say(f"test, {found['num_examples']:,} examples: {shown}")
+
+
+@_task("judge-model")
+def judge_model(evaluate: str, model: Any, evaluation: Any, verdict: Any, report: Any) -> bool:
+    """Evaluate section and evaluation → the verdict with its reasons, the report, and whether the model is blessed."""
+    from trainer.evaluate import EVALUATION_FILE, write_json
+    from trainer.provenance import provenance
+    from trainer.report import render
+    from trainer.verdict import VERDICT_FILE, judge
+
+    config = parse_json(EvaluateConfig, evaluate, path="evaluate")
+    found = json.loads((Path(evaluation.path) / EVALUATION_FILE).read_text(encoding="utf-8"))
+    history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
+    summary = json.loads((Path(model.path) / "train.json").read_text(encoding="utf-8"))
+    decision = judge(config, found)
+    Path(verdict.path).mkdir(parents=True, exist_ok=True)
+    write_json(Path(verdict.path) / VERDICT_FILE, decision)
+    page = render(
+        found, decision, history, {"training": summary, "evaluate": config.model_dump(mode="json")} | provenance()
+    )
+    Path(report.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(report.path).write_text(page, encoding="utf-8")
+    say(f"{decision['verdict']}: " + "; ".join(decision["reasons"]))
+    return decision["blessed"]
+
+
+@_task("push-model")
+def push_model(
+    push: str, name: str, registry: str, model: Any, evaluation: Any, verdict: Any, pushed_model: Any
+) -> None:
+    """A blessed model → the next version in the registry, and the champion."""
+    from trainer.evaluate import EVALUATION_FILE
+    from trainer.registry_files import version_folder
+    from trainer.verdict import VERDICT_FILE
+
+    config = parse_json(PushConfig, push, path="push")
+    decision = json.loads((Path(verdict.path) / VERDICT_FILE).read_text(encoding="utf-8"))
+    found = json.loads((Path(evaluation.path) / EVALUATION_FILE).read_text(encoding="utf-8"))
+    summary = json.loads((Path(model.path) / "train.json").read_text(encoding="utf-8"))
+    models = Registry(registry, name)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = version_folder(Path(model.path), Path(temporary) / "version")
+        version = models.publish(
+            folder,
+            {
+                "metrics": found["metrics"],
+                "verdict": decision,
+                "data_digest": found["data_digest"],
+                "training": summary,
+            },
+        )
+    try:
+        models.promote(version.number, decision["baseline_version"], "; ".join(decision["reasons"]))
+    except Conflict as error:
+        raise TriremeError(
+            f"version {version.number} was stored and not promoted: {error}; run again, so that it is judged against"
+            " the champion of now"
+        ) from error
+    models.retain(config.keep_versions)
+    Path(pushed_model.path).mkdir(parents=True, exist_ok=True)
+    (Path(pushed_model.path) / "version.json").write_text(
+        json.dumps({"name": name, "version": version.number, "uri": version.uri}) + "\n", encoding="utf-8"
+    )
+    pushed_model.metadata.update(version=version.number, registry_uri=version.uri)
+    say(f"promoted: version {version.number} in {version.uri}")
+
+
+@_task("record-outcome")
+def record_outcome(name: str, state: str, error_message: str, outcome: Any) -> None:
+    """How the run ended → `outcome.json`. Runs whatever happened before."""
+    content = {"name": name, "state": state, "error": error_message or None, "finished_at": time.time()}
+    Path(outcome.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(outcome.path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    outcome.metadata.update(state=state)
+    say(f"{name}: {state.lower()}" + (f": {error_message}" if error_message else ""))
+
+
+def _local(root: str, folder: str) -> Path | None:
+    """A folder under the root, where the root is a folder of this machine."""
+    return None if "://" in root else Path(root) / folder
+
+
+def _explained(error: BaseException) -> tuple[int, str]:
+    """Exit code and one sentence for whatever ended a task."""
+    if isinstance(error, TriremeError):
+        return error.exit_code, str(error)
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_PREEMPTED, "interrupted; nothing was left half-written"
+    if isinstance(error, SystemExit):
+        return (error.code if isinstance(error.code, int) else EXIT_FAILED), f"exited with {error.code}"
+    if isinstance(error, OSError) and error.strerror:
+        return EXIT_FAILED, f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
+    if isinstance(error, MemoryError):
+        return EXIT_FAILED, "out of memory; lower the batch size or train.cache_bytes, or ask for more (cluster.memory)"
+    lines = str(error).strip().splitlines()
+    return EXIT_FAILED, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _record(name: str, fields: dict[str, Any], started: float) -> None:
+    """Leaves `tasks/<name>.json` in the run directory, where the task belongs to a local run."""
+    folder = os.environ.get("TRIREME_RUN_DIR")
+    if not folder:
+        return
+    record = {"task": name, **fields, "seconds": round(time.monotonic() - started, 3)}
+    try:
+        (Path(folder) / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / RECORDS_FOLDER / f"{name}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    except OSError as error:
+        print(f"{name}: no record could be left in {folder}: {error.strerror}", file=sys.stderr)
