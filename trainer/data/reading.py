@@ -34,6 +34,10 @@ class MemoryFeed:
         with tf.device("/cpu:0"):
             self._images, self._labels = tf.constant(images), tf.constant(labels, tf.int32)
 
+    def first(self, count: int) -> tuple[Any, Any]:
+        """The first examples as they were written."""
+        return self._images[:count], self._labels[:count]
+
     def take(self, epoch: Any, start: Any, count: Any) -> tuple[Any, Any]:
         """Examples `start` to `start + count` of the epoch's order.
 
@@ -66,6 +70,12 @@ class StreamFeed:
         self.num_examples = num_examples
         self._files, self._image_shape = files, image_shape
         self._seed, self._buffer = seed, buffer_examples
+
+    def first(self, count: int) -> tuple[Any, Any]:
+        """The first examples as they were written."""
+        import tensorflow as tf
+
+        return self._parse(next(iter(tf.data.TFRecordDataset(self._files).batch(count))))
 
     def iterator(self, strategy: Any, batch_size: int, first_epoch: int, start: int, num_epochs: int) -> Any:
         """Per-replica batches (images, labels) from example `start` of `first_epoch` on.

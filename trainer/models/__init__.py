@@ -13,8 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from trainer.applications import PREFIX, find_application
 from trainer.config import TrainConfig
 from trainer.errors import BadInput
+from trainer.layers import freeze, synchronize_batch_norm
+from trainer.precision import compute_in
 
 
 def build_model(config: TrainConfig, image_shape: Sequence[int], num_classes: int) -> Any:
@@ -31,7 +34,7 @@ def build_model(config: TrainConfig, image_shape: Sequence[int], num_classes: in
     Raises:
         BadInput: No such model, wrong arguments, or a model that does not keep the contract.
     """
-    build = _find(config.model)
+    build = find_model(config.model)
     accepted = inspect.signature(build).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         for key in config.model_args:
@@ -39,7 +42,8 @@ def build_model(config: TrainConfig, image_shape: Sequence[int], num_classes: in
                 known = ", ".join(name for name in accepted if name not in ("image_shape", "num_classes")) or "none"
                 raise BadInput(f"train.model_args.{key}: {config.model} takes no such argument (it takes {known})")
     try:
-        model = build(image_shape=tuple(image_shape), num_classes=num_classes, **config.model_args)
+        with compute_in(config.precision):
+            model = build(image_shape=tuple(image_shape), num_classes=num_classes, **config.model_args)
     except (TypeError, ValueError) as error:
         given = json.dumps(config.model_args)
         raise BadInput(
@@ -47,10 +51,20 @@ def build_model(config: TrainConfig, image_shape: Sequence[int], num_classes: in
             + str(error).strip().splitlines()[0]
         ) from error
     _check_contract(config.model, model, tuple(image_shape), num_classes)
+    freeze(model, config.frozen_layers)
+    if config.sync_batch_norm:
+        synchronize_batch_norm(model)
     return model
 
 
-def _find(name: str) -> Any:
+def find_model(name: str) -> Any:
+    """The `build` function of a model's name.
+
+    Raises:
+        BadInput: There is none.
+    """
+    if name.startswith(PREFIX):
+        return find_application(name)
     module_name, _, function = name.partition(":")
     if not function:
         return importlib.import_module(f"trainer.models.{module_name}").build
