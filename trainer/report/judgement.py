@@ -96,8 +96,8 @@ def change(metric: str, found: object, baseline: object) -> Markup | str:
     better = (difference < 0) == lower_is_better(metric)
     arrow = "▲" if difference > 0 else "▼"
     tone = "good" if better else "bad"
-    sign = element("span", arrow, aria_hidden="true")
-    return element("span", sign, f" {signed(difference)} ", "better" if better else "worse", class_=f"change {tone}")
+    amount = element("span", element("span", arrow, aria_hidden="true"), f" {signed(difference)}", class_="whole")
+    return element("span", amount, " better" if better else " worse", class_=f"change {tone}")
 
 
 def _tone(passed: bool | None) -> str:
