@@ -63,7 +63,7 @@ h1 .sign{width:.8em;height:.8em;vertical-align:-.04em;stroke-width:3}
 .figures dd{font-size:1.75rem;line-height:1.3;letter-spacing:-.02em;font-weight:500}
 .figures dd.note,.figures .change{white-space:normal;font-size:.875rem;letter-spacing:0;font-weight:400}
 .figures dd.note{color:var(--soft)}
-.figures .change{white-space:normal;display:inline-block;font-size:1.125rem;font-weight:500;line-height:1.4;padding:.35rem 0 .3rem}
+.figures .change{display:inline-block;font-size:1.125rem;font-weight:500;line-height:1.4;padding:.35rem 0 .3rem}
 
 section+section{margin-top:clamp(3rem,7vw,5rem)}
 h2{font-size:1.5rem;padding-bottom:1rem;scroll-margin-top:1.5rem}
@@ -109,7 +109,7 @@ td small,th small{display:block;line-height:1.4;font-weight:400}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(20rem,100%),1fr));gap:2.5rem 3rem;align-items:start}
 figcaption{margin-bottom:.75rem}
 figcaption p{color:var(--soft);font-size:.875rem;margin-top:.25rem}
-.chart{width:100%;height:auto;font-size:12px}
+.chart{width:100%;max-width:36rem;height:auto;font-size:12px}
 .chart text{fill:var(--soft)}
 .chart path{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round;vector-effect:non-scaling-stroke}
 .end{text-anchor:end}.mid{text-anchor:middle}
@@ -158,7 +158,8 @@ path.dashed{stroke:var(--ink);stroke-dasharray:7 5}path.dotted{stroke:var(--ink)
 .cards dl div{display:flex;gap:.5rem;align-items:baseline}
 .cards dt{color:var(--soft);flex:none}.cards dd{font-weight:600}
 .cards dd+dd{margin-left:auto;font-weight:400;white-space:nowrap}
-.cards .long div{flex-wrap:wrap;row-gap:0}.cards .long div+div{margin-top:.375rem}.cards .long dd:first-of-type{order:3;flex-basis:100%}
+.cards .long div{flex-wrap:wrap;row-gap:0}.cards .long div+div{margin-top:.375rem}
+.cards .long dd:first-of-type{order:3;flex-basis:100%}
 .cards small{display:block}
 .absent,blockquote{background:var(--raised);border-radius:6px;padding:.75rem;font-size:.875rem}
 
@@ -189,13 +190,13 @@ nav [aria-current]{color:var(--accent);font-weight:500}
   .n:has(+.wide){padding-right:0}
   .rules td:last-child,.rules th:last-child{padding-left:0;width:auto}
   .rules small{display:none}
-  .chart{font-size:16px}
   th,td{padding-right:.75rem}
   table{font-size:.875rem}
   .bar{min-width:2.5rem}
   .name{min-width:3rem}
   .cards{grid-template-columns:repeat(2,minmax(0,1fr))}
 }
+@media (max-width:28rem){.chart{font-size:16px}}
 @media (prefers-reduced-motion:no-preference){nav button,summary{transition:color .15s}}
 @media print{
   body{padding:0;font-size:10pt;max-width:none}
