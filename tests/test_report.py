@@ -256,9 +256,13 @@ def test_worst_mistakes_are_shown_as_the_pixels_they_are():
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
 @pytest.mark.parametrize("size", [5, 200])
 def test_pictures_of_every_number_of_channels_can_be_shown(channels, size):
-    url, side = photograph(ramp(size, 3, channels))
+    image = ramp(size, 3, channels)
+    url, side = photograph(image)
+    picture = pixels_of(url)
     assert side == size
-    assert max(pixels_of(url).size) == min(size, 160)
+    assert max(picture.size) == min(size, 160)
+    if size == 5:
+        assert picture.tobytes() == base64.b64decode(image["pixels_base64"])
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def reasons(verdict: dict) -> Section:
     return Section("verdict", "Why", join(parts))
 
 
-def mark(passed: bool | None, label: str | None = None) -> Markup:
+def mark(passed: bool | None) -> Markup:
     """Returns a check, a cross or a dash: the shape says it where the colour cannot."""
     drawn = element("path", d=_DASH if passed is None else _CHECK if passed else _CROSS)
     return element("svg", drawn, class_=f"sign {_tone(passed)}", viewBox="0 0 20 20", aria_hidden="true")

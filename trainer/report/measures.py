@@ -203,12 +203,8 @@ def _shared_axis(measured: dict, intervals: dict, before: dict) -> Scale | None:
     known = [number for value in values if (number := finite(value)) is not None and 0 <= number <= 1]
     if not known:
         return None
-    low = min(known)
-    for step in (0.1, 0.02):
-        floor = math.floor(low / step + 1e-9) * step
-        if low < 0.8 or step == 0.02:
-            break
-    return Scale(round(max(0.0, floor if floor < 1 else 0.98), 2), 1.0, 4, 156)
+    step = 0.1 if min(known) < 0.8 else 0.02
+    return Scale(round(min(math.floor(min(known) / step + 1e-9) * step, 0.98), 2), 1.0, 4, 156)
 
 
 def _is_fraction(name: str, value: object) -> bool:
