@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from trainer.config import (
-    OVERRIDDEN,
     DataConfig,
     EvaluateConfig,
     PositiveInt,
@@ -114,10 +113,7 @@ def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:
         BadInput: Everything that is wrong, one line each.
     """
     data, lines = read_config_file(file)
-    if overrides:
-        data = override(data, list(overrides))
-        for setting in overrides:  # what was overridden no longer stands in the file
-            lines[setting.partition("=")[0].strip()] = OVERRIDDEN
+    data = override(data, overrides, lines)
     return parse(Config, data, lines=lines, source=str(file))
 
 

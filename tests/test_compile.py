@@ -50,7 +50,9 @@ def test_each_section_is_one_json_string_and_reaches_its_own_steps_only(compiled
     parameters = spec["root"]["inputDefinitions"]["parameters"]
     assert json.loads(parameters["train"]["defaultValue"])["epochs"] == 9
     takers = {
-        section: {name for name, task in tasks_of(spec).items() if section in task.get("inputs", {}).get("parameters", {})}
+        section: {
+            name for name, task in tasks_of(spec).items() if section in task.get("inputs", {}).get("parameters", {})
+        }
         for section in ("data", "train", "evaluate", "push")
     }
     assert takers == {
@@ -79,7 +81,8 @@ def test_training_asks_for_what_the_cluster_section_says(compiled):
     resources = executors["exec-train-model"]["container"]["resources"]
     assert resources["resourceCpuRequest"] == "4"
     assert resources["resourceMemoryRequest"] == resources["resourceMemoryLimit"] == "16Gi"
-    assert resources["accelerator"] == {"resourceCount": "2", "resourceType": "nvidia.com/gpu"}
+    assert resources["accelerator"]["resourceCount"] == "2"
+    assert resources["accelerator"]["resourceType"] == "nvidia.com/gpu"
     assert {executor["container"]["image"] for executor in executors.values()} == {"example/trireme:7"}
     tasks = tasks_of(spec)
     assert tasks["train-model"]["retryPolicy"]["maxRetryCount"] == 5

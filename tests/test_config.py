@@ -170,7 +170,15 @@ def test_an_override_reaches_where_the_file_says_nothing(configuration):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("1e-3", 1e-3), ("no", "no"), ("1_000", "1_000"), ("012", 12), ("0x10", 16), ("null", None), ("2026-01-01", "2026-01-01")],
+    [
+        ("1e-3", 1e-3),
+        ("no", "no"),
+        ("1_000", "1_000"),
+        ("012", 12),
+        ("0x10", 16),
+        ("null", None),
+        ("2026-01-01", "2026-01-01"),
+    ],
 )
 def test_scalars_are_read_as_yaml_1_2(configuration, text, value):
     from trainer.config_file import read_config_file
