@@ -60,7 +60,7 @@ class ClusterConfig(Section):
 class Config(Section):
     """A run: one section per step, and the cluster."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")]
+    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$", examples=["digits"])]
     """Name of the pipeline and of the model in the registry: lower-case letters, digits and hyphens."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Decides the order of the records, the first weights and every epoch's order."""

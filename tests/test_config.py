@@ -68,7 +68,7 @@ def test_everything_that_is_wrong_is_reported_at_once_with_line_path_value_and_r
         "  epohs: 3\n"
         "data:\n"
         "  splits: {train: 'train[:110%]'}\n"
-        "colour: blue\n"
+        "paint: blue\n"
     )
     assert refusal(file).splitlines() == [
         f'{file}:1: name = "Tiny": must match ^[a-z]([-a-z0-9]{{0,61}}[a-z0-9])?$',
@@ -76,7 +76,7 @@ def test_everything_that_is_wrong_is_reported_at_once_with_line_path_value_and_r
         f'{file}:5: train.global_batch_size = "64": must be a whole number',
         f"{file}:4: train.learning_rate = nan: must be a finite number",
         f"{file}:8: train.epohs = 3: unknown key; did you mean epochs?",
-        f'{file}:11: colour = "blue": unknown key',
+        f'{file}:11: paint = "blue": unknown key',
         f'{file}:10: data.splits.train = "train[:110%]": 110% is over 100 %',
         f"{file}:6: train.clip_norm = 1.0: only one kind of clipping can act, and clip_value is set too",
     ]

@@ -313,6 +313,9 @@ def _validated(model: type[S], data: Any) -> tuple[list[Problem], S | None]:
             found = error.errors(include_url=False)
             wrong += [_problem(model, entry) for entry in found]
             remaining = _without(remaining, [_location(remaining, entry["loc"]) for entry in found])
+            for name, info in model.model_fields.items():
+                if info.is_required() and name not in remaining and info.examples:
+                    remaining[name] = info.examples[0]
             continue
         skipped = {problem.path for problem in wrong}
         crossings = [problem for problem in section.problems() if not (skipped & _mentioned(problem))]
