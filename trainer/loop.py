@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer.atomic import aside
 from trainer.checkpoint import Checkpoints, State
 from trainer.cluster import ClusterDescription, configure_collective_timeouts, describe, explain_lost_peer
 from trainer.config import GroupConfig, TrainConfig
@@ -418,10 +419,11 @@ def finish_run(run: Run, seed: int, folder: Path) -> dict[str, Any]:
         "seed": seed,
     }
     if run.workers.is_chief:
-        export_model(model, run.manifest, folder)
-        history = "".join(json.dumps(row) + "\n" for row in state.history)
-        (folder / "history.jsonl").write_text(history, encoding="utf-8")
-        (folder / "train.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        with aside(folder) as partial:
+            export_model(model, run.manifest, partial)
+            history = "".join(json.dumps(row) + "\n" for row in state.history)
+            (partial / "history.jsonl").write_text(history, encoding="utf-8")
+            (partial / "train.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     if rate and seconds:
         shares = ", ".join(f"{kind.replace('_', ' ')} {value / seconds:.0%}" for kind, value in run.seconds.items())
         say(

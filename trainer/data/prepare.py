@@ -13,13 +13,13 @@ import math
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trainer.atomic import aside
 from trainer.config import DataConfig
 from trainer.data.manifest import ImageFeature, Manifest, Shard, Split, read_manifest, verify, write_manifest
 from trainer.data.tfds_source import TfdsSource
@@ -55,7 +55,7 @@ def prepare(config: DataConfig, seed: int, folder: Path, store: Path | None = No
         _link_folder(kept, folder)
         say(f"reusing the prepared data {manifest.digest} ({_counts(manifest)})")
         return manifest
-    with _aside(folder) as partial:
+    with aside(folder) as partial:
         manifest = _write(source, seed, partial)
     say(f"prepared {manifest.digest} ({_counts(manifest)})")
     if kept:
@@ -157,30 +157,9 @@ def _whole(folder: Path) -> Manifest | None:
     return manifest
 
 
-class _aside:
-    """A sibling folder that becomes `folder` when the block ends well and disappears when it does not."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> Path:
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.partial = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}-", dir=self.folder.parent))
-        return self.partial
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind is not None:
-            shutil.rmtree(self.partial, ignore_errors=True)
-            return
-        self.partial.chmod(0o755)
-        if self.folder.is_dir():
-            self.folder.rmdir()  # kfp makes no output folder, a person may have made an empty one
-        self.partial.rename(self.folder)
-
-
 def _link_folder(source: Path, target: Path) -> None:
     """`target` becomes a copy of `source` that shares its files where the file system allows it."""
-    with _aside(target) as partial:
+    with aside(target) as partial:
         for file in source.iterdir():
             try:
                 os.link(file, partial / file.name)
