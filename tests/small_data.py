@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import tensorflow as tf
+
 from trainer.data.manifest import ImageFeature, Manifest, Shard, Split, write_manifest
 from trainer.data.prepare import _serialize
 

@@ -273,13 +273,8 @@ class TrainConfig(Section):
             yield Problem(
                 "model",
                 self.model,
-<<<<<<< HEAD
                 f"must be one of {', '.join(_MODEL_NAMES)}, keras.applications.<Architecture>, or your own as"
                 " package.module:function" + suggestion(self.model, _MODEL_NAMES),
-=======
-                f"must be one of {', '.join(_MODEL_NAMES)}, or your own as package.module:function"
-                + suggestion(self.model, _MODEL_NAMES),
->>>>>>> main
             )
         clips = [key for key in ("clip_value", "clip_norm", "clip_global_norm") if getattr(self, key) is not None]
         for key in clips[1:]:

@@ -70,7 +70,7 @@ def fit(
     """
     description = describe(os.environ)
     group = group or GroupConfig()
-    with StopSignals() as stop, _explained(description), _execution(config):
+    with StopSignals() as stop, _explained(description):
         if description is not None and description.parameter_servers:
             from trainer.parameter_server import fit_asynchronously
 
@@ -474,21 +474,6 @@ def _explained(description: ClusterDescription | None) -> Iterator[None]:
         if explained is None:
             raise
         raise explained from error
-
-
-@contextmanager
-def _execution(config: TrainConfig) -> Iterator[None]:
-    """Graphs, or with `train.eager` none, while the block runs."""
-    if not config.eager:
-        yield
-        return
-    import tensorflow as tf
-
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(False)
 
 
 def _preempted(stop: StopSignals, state: State) -> Preempted:

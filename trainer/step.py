@@ -106,8 +106,10 @@ class Trainer:
         self._compute = self._gradients
         if config.jit_compile:  # of the whole step, XLA would have to reach other replicas' devices
             self._compute = tf.function(self._gradients, jit_compile=True, autograph=False, reduce_retracing=True)
-        self._train_loop = tf.function(self._run_train_steps, reduce_retracing=True)
-        self._evaluate_loop = tf.function(self._run_evaluate_steps, reduce_retracing=True)
+        self._train_loop, self._evaluate_loop = self._run_train_steps, self._run_evaluate_steps
+        if not config.eager:
+            self._train_loop = tf.function(self._train_loop, reduce_retracing=True)
+            self._evaluate_loop = tf.function(self._evaluate_loop, reduce_retracing=True)
 
     def train_steps(
         self, feed: Any, iterator: Any, epoch: int, first_step: int, num_steps: int, skipped_in_row: int = 0
@@ -220,9 +222,9 @@ class Trainer:
         replicas = self.strategy.num_replicas_in_sync
         gradients, sums = self._gradients_in_parts(size, batch)
         if replicas > 1:
-            *gradients, sums = tf.distribute.get_replica_context().all_reduce(
-                tf.distribute.ReduceOp.SUM, [*gradients, sums]
-            )
+            context, add = tf.distribute.get_replica_context(), tf.distribute.ReduceOp.SUM
+            gradients = context.all_reduce(add, gradients)
+            sums = context.all_reduce(add, sums)  # apart: some ways to add pack tensors of one type together
         if self._guarded:
             return [sums, *gradients]
         self._update(gradients)
