@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from trainer.config import DataConfig, EvaluateConfig, PositiveInt, Problem, PushConfig, Section, TrainConfig, parse
+from trainer.config import (
+    OVERRIDDEN,
+    DataConfig,
+    EvaluateConfig,
+    PositiveInt,
+    Problem,
+    PushConfig,
+    Section,
+    TrainConfig,
+    parse,
+)
 from trainer.config_file import override, read_config_file
 
 _QUANTITY = r"^\d+(\.\d+)?(m|[kMGTPE]i?)?$"
@@ -107,7 +117,7 @@ def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:
     if overrides:
         data = override(data, list(overrides))
         for setting in overrides:  # what was overridden no longer stands in the file
-            lines.pop(setting.partition("=")[0].strip(), None)
+            lines[setting.partition("=")[0].strip()] = OVERRIDDEN
     return parse(Config, data, lines=lines, source=str(file))
 
 

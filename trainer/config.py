@@ -28,6 +28,9 @@ _MODEL_NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules([str(
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
+OVERRIDDEN = -1  # in place of a line number: the value came from the command line
+
+
 class Problem(NamedTuple):
     """One thing that is wrong: where, what stands there, and the rule it breaks."""
 
@@ -245,6 +248,15 @@ class LearningRateSchedule(Section):
     """What is left of the learning rate at the last step, as a fraction (not for `constant`)."""
 
 
+class Augmentation(Section):
+    """One random change of the training images: a Keras layer and its arguments."""
+
+    layer: Annotated[str, Field(pattern=r"^Random[A-Za-z]+$")]
+    """Name of a Keras layer, such as `RandomFlip`, `RandomTranslation` or `RandomRotation`."""
+    args: dict[str, Any] = {}
+    """Its keyword arguments, such as `{mode: horizontal}`."""
+
+
 class TrainConfig(Section):
     """The model, its optimizer, and how the training goes."""
 
@@ -269,6 +281,8 @@ class TrainConfig(Section):
     class_weights: dict[str, Annotated[float, Field(ge=0.0)]] | Literal["balanced"] = {}
     """Weight of an example's loss by its class name; a class that is not named weighs 1. `balanced`: each class weighs
     the same in all, whatever its number of examples."""
+    augmentation: list[Augmentation] = []
+    """Random changes of the images, in this order, while training and never when the model answers."""
     clip_value: PositiveFloat | None = None
     """Clip every gradient element to ± this, after the replicas' gradients were added."""
     clip_norm: PositiveFloat | None = None
@@ -305,7 +319,7 @@ class TrainConfig(Section):
                 "model",
                 self.model,
                 f"must be one of {', '.join(_MODEL_NAMES)}, or your own as package.module:function"
-                + _suggestion(self.model, _MODEL_NAMES),
+                + suggestion(self.model, _MODEL_NAMES),
             )
         clips = [key for key in ("clip_value", "clip_norm", "clip_global_norm") if getattr(self, key) is not None]
         for key in clips[1:]:
@@ -392,7 +406,7 @@ def parse(model: type[S], data: Any, *, path: str = "", lines: dict[str, int] | 
         model: The section's class.
         data: What was read from YAML or JSON: mappings, lists and scalars.
         path: Dotted path of the section, put before each problem's own.
-        lines: Line number (from 1) by full dotted path, where known; shown before the problem.
+        lines: Line number (from 1) by full dotted path, where known, or `OVERRIDDEN`; shown before the problem.
         source: File name shown before the line number.
 
     Raises:
@@ -405,7 +419,9 @@ def parse(model: type[S], data: Any, *, path: str = "", lines: dict[str, int] | 
     def shown(problem: Problem) -> str:
         full = ".".join(part for part in (path, problem.path) if part)
         where = _line(full, lines or {})
-        prefix = f"{source}:{where}: " if source and where else f"{source}: " if source else ""
+        prefix = (
+            "--set: " if where == OVERRIDDEN else f"{source}:{where}: " if where else f"{source}: " if source else ""
+        )
         return prefix + str(problem._replace(path=full or "(the whole file)"))
 
     raise BadInput("\n".join(dict.fromkeys(shown(problem) for problem in problems)))
@@ -482,7 +498,7 @@ def _problem(model: type[Section], entry: dict[str, Any]) -> Problem:
     value = entry["input"]
     if kind == "extra_forbidden":
         siblings = _fields_at(model, loc[:-1])
-        return Problem(path, value, "unknown key" + _suggestion(str(loc[-1]), siblings))
+        return Problem(path, value, "unknown key" + suggestion(str(loc[-1]), siblings))
     if kind == "missing":
         return Problem(path, None, "must be given")
     rules = {
@@ -517,7 +533,8 @@ def _fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:
     return list(getattr(model, "model_fields", {}))
 
 
-def _suggestion(word: str, known: Sequence[str]) -> str:
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """`; did you mean …?` where a known word is near, else nothing."""
     near = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {near[0]}?" if near else ""
 

@@ -3,8 +3,6 @@
 export_model(model, manifest, Path("model"))      # model/saved_model, model/model.keras
 """
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ KERAS_FILE = "model.keras"
 
 
 def export_model(model: Any, manifest: Manifest, folder: Path) -> None:
-    """Writes `saved_model/` and `model.keras` into `folder`, each whole or not at all.
+    """Writes `saved_model/` and `model.keras` into `folder`; the caller makes it appear whole.
 
     The signature `serving_default` takes each feature by its name, raw, [batch, *shape]. Where the label is a class it
     answers `class_name` [batch] string, `class_index` [batch] int64 and `probabilities` [batch, classes] float32; where
@@ -24,34 +22,27 @@ def export_model(model: Any, manifest: Manifest, folder: Path) -> None:
     Args:
         model: A Keras model that keeps the contract of `trainer.spec`.
         manifest: Names the features and the classes.
-        folder: Made where it is missing.
+        folder: An empty folder.
     """
     import keras
     import tensorflow as tf
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as temporary:
-        archive = keras.export.ExportArchive()
-        archive.track(model)
-        class_names = tf.constant(manifest.class_names)
+    archive = keras.export.ExportArchive()
+    archive.track(model)
+    class_names = tf.constant(manifest.class_names, tf.string)
 
-        def serve(features: dict[str, Any]) -> dict[str, Any]:
-            outputs = tf.cast(model(features, training=False), tf.float32)
-            if manifest.task == "regression":
-                return {"prediction": outputs[:, 0]}
-            probabilities = tf.nn.softmax(outputs)
-            index = tf.argmax(probabilities, axis=-1)
-            return {"class_name": tf.gather(class_names, index), "class_index": index, "probabilities": probabilities}
+    def serve(features: dict[str, Any]) -> dict[str, Any]:
+        outputs = tf.cast(model(features, training=False), tf.float32)
+        if manifest.task == "regression":
+            return {"prediction": outputs[:, 0]}
+        probabilities = tf.nn.softmax(outputs)
+        index = tf.argmax(probabilities, axis=-1)
+        return {"class_name": tf.gather(class_names, index), "class_index": index, "probabilities": probabilities}
 
-        specs = {
-            name: tf.TensorSpec([None, *feature.shape], feature.dtype, name=name)
-            for name, feature in manifest.features.items()
-        }
-        archive.add_endpoint("serving_default", serve, input_signature=[specs])
-        archive.write_out(str(Path(temporary) / SAVED_MODEL), verbose=False)
-        model.save(Path(temporary) / KERAS_FILE)
-        for name in (SAVED_MODEL, KERAS_FILE):
-            target = folder / name
-            if target.is_dir():
-                shutil.rmtree(target)
-            (Path(temporary) / name).rename(target)
+    specs = {
+        name: tf.TensorSpec([None, *feature.shape], feature.dtype, name=name)
+        for name, feature in manifest.features.items()
+    }
+    archive.add_endpoint("serving_default", serve, input_signature=[specs])
+    archive.write_out(str(folder / SAVED_MODEL), verbose=False)
+    model.save(folder / KERAS_FILE)

@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from trainer.atomic import aside
 from trainer.config import DataConfig
 from trainer.data.files import stage_files
 from trainer.data.manifest import FORMAT_VERSION, Label, Manifest, Shard, Split, read_manifest, verify, write_manifest
@@ -236,15 +237,12 @@ def _locked(file: Path) -> Iterator[None]:
 
 def _link_folder(source: Path, target: Path) -> None:
     """`target` becomes a copy of `source` that shares its files where the file system allows it."""
-    with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=_made(target.parent)) as aside:
-        partial = _made(Path(aside) / "dataset")
+    with aside(target) as partial:
         for file in source.iterdir():
             try:
                 os.link(file, partial / file.name)
             except OSError:
                 shutil.copy2(file, partial / file.name)
-        _make_room(target)
-        partial.rename(target)
 
 
 def _make_room(target: Path) -> None:

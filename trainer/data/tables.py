@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import DataConfig, _suggestion
+from trainer.config import DataConfig, suggestion
 from trainer.data.files import SourceFile, content_identity, describe_files, find_files
 from trainer.data.manifest import Feature, Kind
 from trainer.data.pictures import BadImage, decode
@@ -173,7 +173,7 @@ class TableSource:
         ):
             for key in keys:
                 if key is not None and key not in known:
-                    hint = _suggestion(key, known) or f" (columns: {', '.join(known[:30])})"
+                    hint = suggestion(key, known) or f" (columns: {', '.join(known[:30])})"
                     raise BadInput(f"data.{setting} = {json.dumps(key)}: there is no such column{hint}")
         for key in config.kinds:
             if key not in inputs:
@@ -191,9 +191,10 @@ class TableSource:
     def _sample(self, file: SourceFile, known: list[str]) -> dict[str, list[Any]]:
         rows = islice(read_rows(file.path, self._form, self._columns), _SAMPLE_ROWS)
         good = [row.values for row in rows if row.values is not None]
+        missing = self._missing
         columns = zip(*good, strict=True) if good else ([] for _ in self._columns)
         return {
-            key: [value for value in values if value is not None and value not in self._missing]
+            key: [value for value in values if value is not None and not (value.__class__ is str and value in missing)]
             if key not in self._config.kinds or self._config.kinds[key] != "image"
             else list(values)
             for key, values in zip(self._columns, columns, strict=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer.config import DataConfig, _suggestion
+from trainer.config import DataConfig, suggestion
 from trainer.data.manifest import Feature
 from trainer.data.source import Chunk, Part, plain_names
 from trainer.errors import BadInput, WorldFailure
@@ -305,7 +305,7 @@ def _builder(config: DataConfig) -> Any:
     try:
         return tfds.builder(config.name, data_dir=config.data_dir)
     except tfds.core.DatasetNotFoundError:
-        hint = _suggestion(config.name.split("/")[0].split(":")[0], tfds.list_builders())
+        hint = suggestion(config.name.split("/")[0].split(":")[0], tfds.list_builders())
         raise BadInput(f"data.name = {json.dumps(config.name)}: no such dataset{hint}") from None
     except (ValueError, AssertionError) as error:  # unknown configuration or version
         raise BadInput(f"data.name = {json.dumps(config.name)}: {_first_line(error)}") from None
