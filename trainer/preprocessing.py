@@ -5,8 +5,11 @@ parts = [column(spec, name, inputs[name]) for name in spec.features]
 tokens = words(spec, name, inputs[name], max_words=10_000, length=None)
 """
 
+import json
 from typing import Any
 
+from trainer.config import Augmentation, suggestion
+from trainer.errors import BadInput
 from trainer.spec import ModelSpec
 
 _WIDEST_EMBEDDING = 32
@@ -22,8 +25,8 @@ def picture(spec: ModelSpec, inputs: dict[str, Any]) -> Any:
     import keras
 
     x = keras.layers.Rescaling(1.0)(inputs[spec.one("image")])
-    for layer in spec.augmentation:
-        x = layer(x)
+    for wanted in spec.augmentation:
+        x = _random_layer(wanted)(x)
     return keras.layers.Rescaling(1 / 127.5, offset=-1.0)(x)
 
 
@@ -31,7 +34,8 @@ def column(spec: ModelSpec, name: str, value: Any) -> Any:
     """One column of a table as [batch, width] float: a number or a category.
 
     A number becomes (number − mean) / standard deviation, 0 where it is missing, and beside it whether it is missing,
-    if one ever was. A category becomes a learned vector; those that training never saw share one, and so do missing ones.
+    if one ever was. A category becomes a learned vector; those that training never saw share one, and missing ones have
+    one of their own.
 
     Args:
         spec: What the model is built for.
@@ -51,13 +55,10 @@ def column(spec: ModelSpec, name: str, value: Any) -> Any:
             parts.append(keras.ops.cast(missing, "float32"))
         flat = [keras.layers.Flatten()(part) for part in parts]
         return keras.layers.Concatenate()(flat) if len(flat) > 1 else flat[0]
-    values = [entry.value for entry in found.values]
-    known = [*(["[MISSING]"] if "" not in values else []), *values]
-    filled = keras.layers.StringLookup(vocabulary=known, num_oov_indices=1, name=f"{name}_lookup")(
-        _MissingAsWord(name=f"{name}_missing")(value)
-    )
+    known = [*([""] if found.num_missing else []), *(entry.value for entry in found.values)]
+    places = keras.layers.StringLookup(vocabulary=known, num_oov_indices=1, name=f"{name}_lookup")(value)
     width = min(_WIDEST_EMBEDDING, round(1.6 * (len(known) + 1) ** 0.56))  # as fastai and TensorFlow's guides size them
-    return keras.layers.Flatten()(keras.layers.Embedding(len(known) + 1, width, name=f"{name}_embedding")(filled))
+    return keras.layers.Flatten()(keras.layers.Embedding(len(known) + 1, width, name=f"{name}_embedding")(places))
 
 
 def words(spec: ModelSpec, name: str, value: Any, max_words: int, length: int | None) -> Any:
@@ -81,18 +82,17 @@ def words(spec: ModelSpec, name: str, value: Any, max_words: int, length: int | 
     )(value)  # fmt: skip
 
 
-def _missing_as_word() -> type:
+def _random_layer(wanted: Augmentation) -> Any:
     import keras
-    import tensorflow as tf
 
-    @keras.saving.register_keras_serializable("trireme", "MissingAsWord")
-    class MissingAsWord(keras.layers.Layer):
-        """Empty strings become `[MISSING]`, so that a missing category has a vector of its own."""
-
-        def call(self, inputs: Any) -> Any:
-            return tf.where(tf.equal(inputs, ""), tf.constant("[MISSING]"), inputs)
-
-        def compute_output_spec(self, inputs: Any) -> Any:
-            return keras.KerasTensor(inputs.shape, dtype="string")
-
-    return MissingAsWord
+    layer = getattr(keras.layers, wanted.layer, None)
+    if layer is None:
+        known = sorted(name for name in dir(keras.layers) if name.startswith("Random"))
+        raise BadInput(f"train.augmentation: Keras has no layer {wanted.layer}{suggestion(wanted.layer, known)}")
+    try:
+        return layer(**wanted.args)
+    except (TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise BadInput(
+            f"train.augmentation: {wanted.layer} cannot be made with {json.dumps(wanted.args)}: {reason}"
+        ) from None

@@ -68,10 +68,12 @@ class TfdsSource:
         """The examples of a part, in the source's own order."""
         import tensorflow as tf
 
-        split, low, high = part.place
         # One file after another: only then does a part of a split hold the same examples as the whole has there.
         read_config = self._tfds.ReadConfig(interleave_cycle_length=1, add_tfds_id=False)
-        instruction = self._tfds.core.ReadInstruction(split, from_=low, to=high, unit="abs")
+        instruction = part.place[0]
+        if len(part.place) == 3:
+            split, low, high = part.place
+            instruction = self._tfds.core.ReadInstruction(split, from_=low, to=high, unit="abs")
         dataset = self._builder.as_dataset(split=instruction, shuffle_files=False, read_config=read_config)
         size = self._config.image_size
         wanted = {**self._paths, self.label_name: self._label_path}
@@ -111,6 +113,9 @@ class TfdsSource:
         return [_text(value) for value in values.tolist()]
 
     def _parts_of(self, name: str) -> Iterator[Part]:
+        if self._ranges is None:
+            yield Part(name, [self.splits[name]], None, 0)
+            return
         for split, low, high in self._ranges[name]:
             info = self._builder.info.splits[split]
             size = info.num_bytes // max(1, info.num_examples)
@@ -236,6 +241,9 @@ class TfdsSource:
     def _check_splits(self) -> None:
         """Every split exists, fits, holds something and shares no example with another."""
         known = self._builder.info.splits
+        self._ranges: dict[str, list[tuple[str, int, int]]] | None = None
+        if not known:  # the builder keeps no counts; what it gives is counted as it comes
+            return
         ranges: dict[str, list[tuple[str, int, int]]] = {}
         for name, expression in self.splits.items():
             try:
