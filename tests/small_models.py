@@ -3,9 +3,10 @@
 import keras
 
 
-def plain(image_shape, num_classes, units=8, l2=0.0, dropout=0.0, batch_norm=None):
+def plain(spec, units=8, l2=0.0, dropout=0.0, batch_norm=None):
     """One hidden layer, with whatever a test wants in it."""
-    images = keras.Input(image_shape, dtype="uint8", name="image")
+    inputs = spec.inputs()
+    images = inputs["image"]
     x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 127.5, offset=-1.0)(images))
     regularizer = keras.regularizers.L2(l2) if l2 else None
     x = keras.layers.Dense(units, activation="tanh", kernel_regularizer=regularizer, name="hidden")(x)
@@ -13,10 +14,10 @@ def plain(image_shape, num_classes, units=8, l2=0.0, dropout=0.0, batch_norm=Non
         x = keras.layers.BatchNormalization(synchronized=batch_norm == "synchronized", name="norm")(x)
     if dropout:
         x = keras.layers.Dropout(dropout, name="drop")(x)
-    return keras.Model(images, keras.layers.Dense(num_classes, dtype="float32", name="head")(x))
+    return keras.Model(inputs, keras.layers.Dense(spec.num_outputs, dtype="float32", name="head")(x))
 
 
-def overflowing(image_shape, num_classes, pixel, factor):
+def overflowing(spec, pixel, factor):
     """The logits of an example whose first pixel is `pixel` are multiplied: its gradient overflows float16."""
 
     @keras.saving.register_keras_serializable("small_models")
@@ -26,13 +27,14 @@ def overflowing(image_shape, num_classes, pixel, factor):
             hit = keras.ops.cast(keras.ops.equal(images[:, 0, 0, 0], pixel), x.dtype)[:, None]
             return x * (1 + hit * (factor - 1))
 
-    images = keras.Input(image_shape, dtype="uint8", name="image")
+    inputs = spec.inputs()
+    images = inputs["image"]
     x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 127.5, offset=-1.0)(images))
-    x = Plant()([images, keras.layers.Dense(num_classes)(x)])
-    return keras.Model(images, keras.layers.Activation("linear", dtype="float32")(x))
+    x = Plant()([images, keras.layers.Dense(spec.num_outputs)(x)])
+    return keras.Model(inputs, keras.layers.Activation("linear", dtype="float32")(x))
 
 
-def wrong_answer(image_shape, num_classes):
+def wrong_answer(spec):
     """Fails when it is called, as a model whose author never ran it does."""
 
     class Failing(keras.layers.Layer):
@@ -41,14 +43,16 @@ def wrong_answer(image_shape, num_classes):
                 raise ValueError("three heads expected, two found")
             return x
 
-    images = keras.Input(image_shape, dtype="uint8", name="image")
+    inputs = spec.inputs()
+    images = inputs["image"]
     x = Failing()(keras.layers.Flatten()(keras.layers.Rescaling(1.0)(images)))
-    return keras.Model(images, keras.layers.Dense(num_classes)(x))
+    return keras.Model(inputs, keras.layers.Dense(spec.num_outputs)(x))
 
 
-def untrainable(image_shape, num_classes):
+def untrainable(spec):
     """Has weights, and none has a part in the answer."""
-    images = keras.Input(image_shape, dtype="uint8", name="image")
+    inputs = spec.inputs()
+    images = inputs["image"]
     x = keras.layers.Flatten()(keras.layers.Rescaling(1.0)(images))
-    x = keras.layers.Lambda(lambda value: keras.ops.stop_gradient(value))(keras.layers.Dense(num_classes)(x))
-    return keras.Model(images, x)
+    x = keras.layers.Lambda(lambda value: keras.ops.stop_gradient(value))(keras.layers.Dense(spec.num_outputs)(x))
+    return keras.Model(inputs, x)

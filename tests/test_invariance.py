@@ -5,12 +5,14 @@ import math
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_data import CLASS_NAMES, write_dataset
+from small_data import write_dataset
 
 from trainer.config import TrainConfig, parse
 from trainer.data.manifest import read_manifest
 from trainer.data.reading import open_feed
 from trainer.models import build_model
+from trainer.objective import objective_of
+from trainer.spec import spec_of
 from trainer.step import Trainer
 from trainer.strategy import build_strategy
 
@@ -60,14 +62,21 @@ def examples(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def weighted_examples(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("invariance") / "weighted"
+    write_dataset(folder, train=NUM_EXAMPLES, weighted=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def train(examples):
-    """Trains 8 epochs of 4 steps and gives the weights, averages and epochs' sums; each configuration once."""
+    """Trains 8 epochs of 4 steps and gives the weights, averages and calls' sums; each configuration once."""
     done = {}
 
-    def run(feed=None, **settings):
-        key = repr((sorted(settings.items()), feed and id(feed)))
+    def run(folder=examples, **settings):
+        key = repr((sorted(settings.items()), folder))
         if key not in done:
-            done[key] = _train(examples, settings, feed)
+            done[key] = _train(folder, settings)
         return done[key]
 
     return run
@@ -82,13 +91,14 @@ def make_trainer(settings, examples):
     strategy = build_strategy(config)
     keras.utils.set_random_seed(1)
     steps = 8 * math.ceil(NUM_EXAMPLES / 16)
-    return Trainer(strategy, lambda: build_model(config, manifest.image.shape, 3), config, CLASS_NAMES, steps)
+    spec = spec_of(manifest, examples)
+    return Trainer(strategy, lambda: build_model(config, spec), config, objective_of(spec, config), steps)
 
 
-def _train(examples, settings, feed):
+def _train(examples, settings):
     trainer = make_trainer(settings, examples)
     config, manifest = trainer.config, read_manifest(examples)
-    feed = feed or open_feed(examples, manifest, "train", seed=3, config=config, shuffle=True)
+    feed = open_feed(examples, manifest, "train", seed=3, config=config, shuffle=True)
     steps = math.ceil(feed.num_examples / config.global_batch_size)
     totals = []
     for epoch in range(8):
@@ -123,6 +133,14 @@ def test_the_mathematics_do_not_depend_on_the_replicas(train, mathematics, strat
     if averages:
         assert difference(averages, same_averages) < 1e-6
     np.testing.assert_allclose(same_totals, totals, rtol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["mirrored ×2", "mirrored ×3", "central_storage ×2"])
+def test_weights_of_examples_do_not_depend_on_the_replicas(train, weighted_examples, strategy):
+    settings = {"clip_global_norm": 0.1, "gradient_accumulation_steps": 2, "class_weights": {"one": 2.0}}
+    weights = train(weighted_examples, **settings)[0]
+    assert difference(weights, train(weighted_examples, **settings, **STRATEGIES[strategy])[0]) < 1e-6
+    assert difference(weights, train(**settings)[0]) > 1e-4
 
 
 @pytest.mark.parametrize("mathematics", [name for name in MATHEMATICS if name not in ("adam", "skip_step", "averages")])
@@ -185,17 +203,18 @@ class Witness(Trainer):
                 aggregation=tf.VariableAggregation.SUM,
             )  # fmt: skip
 
-    def _note(self, images):
+    def _note(self, features):
+        images = features["image"]
         numbers = tf.cast(images[:, 0, 0, 0], tf.int32) + 256 * tf.cast(images[:, 0, 1, 0], tf.int32)
         self.seen.assign_add(tf.math.bincount(numbers, minlength=1024, maxlength=1024))
 
-    def _train_share(self, size, images, labels):
-        self._note(images)
-        return super()._train_share(size, images, labels)
+    def _train_share(self, size, features, labels):
+        self._note(features)
+        return super()._train_share(size, features, labels)
 
-    def _evaluate_share(self, size, images, labels):
-        self._note(images)
-        return super()._evaluate_share(size, images, labels)
+    def _evaluate_share(self, size, features, labels):
+        self._note(features)
+        return super()._evaluate_share(size, features, labels)
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -206,7 +225,8 @@ def test_an_epoch_and_an_evaluation_see_every_example_exactly_once(tmp_path, str
     settings = {"model": "small_models:plain", "global_batch_size": 8, "cache_bytes": cache_bytes}
     config = parse(TrainConfig, {**settings, **STRATEGIES.get(strategy, {})})
     strategy = build_strategy(config)
-    trainer = Witness(strategy, lambda: build_model(config, manifest.image.shape, 3), config, CLASS_NAMES, 10)
+    spec = spec_of(manifest, tmp_path / "examples")
+    trainer = Witness(strategy, lambda: build_model(config, spec), config, objective_of(spec, config), 10)
     for split, run in (("train", "train_steps"), ("validation", "evaluate")):
         feed = open_feed(tmp_path / "examples", manifest, split, seed=3, config=config, shuffle=split == "train")
         for epoch in range(2 if split == "train" else 1):
@@ -229,9 +249,9 @@ def test_every_epoch_has_an_order_of_its_own_and_the_seed_decides_it(tmp_path, c
     def order(seed, epoch):
         feed = open_feed(tmp_path / "examples", manifest, "train", seed=seed, config=config, shuffle=True)
         if not feed.streams:
-            return feed.take(tf.constant(epoch, tf.int64), 0, 40)[0].numpy()[:, 0, 0, 0].tolist()
-        images, _ = next(feed.iterator(tf.distribute.get_strategy(), 40, epoch, 0, epoch + 1))
-        return images.numpy()[:, 0, 0, 0].tolist()
+            return feed.take(tf.constant(epoch, tf.int64), 0, 40)[0]["image"].numpy()[:, 0, 0, 0].tolist()
+        features, _ = next(feed.iterator(tf.distribute.get_strategy(), 40, epoch, 0, epoch + 1))
+        return features["image"].numpy()[:, 0, 0, 0].tolist()
 
     assert order(3, 0) == order(3, 0)
     assert len({tuple(order(seed, epoch)) for seed in (3, 4) for epoch in (0, 1)}) == 4

@@ -1,7 +1,7 @@
 """Any `keras.applications` architecture by name, behind this project's contract: raw images in, logits out.
 
 build = find_application("keras.applications.MobileNetV2")
-model = build(image_shape=(96, 96, 3), num_classes=5, weights=None, dropout=0.2)
+model = build(spec, dropout=0.2)
 """
 
 import difflib
@@ -12,6 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from trainer.errors import BadInput
+from trainer.preprocessing import picture
+from trainer.spec import ModelSpec
 
 PREFIX = "keras.applications."
 
@@ -34,8 +36,7 @@ def find_application(name: str) -> Callable[..., Any]:
     architecture, module = found[short]
 
     def build(
-        image_shape: Sequence[int],
-        num_classes: int,
+        spec: ModelSpec,
         weights: str | None = None,
         dropout: float = 0.0,
         input_size: Sequence[int] | None = None,
@@ -44,8 +45,7 @@ def find_application(name: str) -> Callable[..., Any]:
         """The architecture without its head, averaged over the image, and a new head.
 
         Args:
-            image_shape: Height, width, channels (1 or 3).
-            num_classes: Classes of the label.
+            spec: One image of 1 or 3 channels, and a label of any kind.
             weights: A weights file, or `imagenet`, which needs a network. None: fresh weights.
             dropout: Fraction of the averaged features that a training step leaves out.
             input_size: Height and width that images are resized to. None: as they are.
@@ -53,23 +53,24 @@ def find_application(name: str) -> Callable[..., Any]:
         """
         import keras
 
-        if image_shape[-1] not in (1, 3):
-            raise ValueError(f"images of {image_shape[-1]} channels; these architectures see 1 or 3")
-        images = keras.Input(tuple(image_shape), dtype="uint8", name="image")
-        x = keras.layers.Rescaling(1.0)(images)  # to floating point
+        height, width, channels = spec.features[spec.one("image")].shape
+        if channels not in (1, 3):
+            raise ValueError(f"images of {channels} channels; these architectures see 1 or 3")
+        inputs = spec.inputs()
+        x = keras.layers.Rescaling(127.5, offset=127.5)(picture(spec, inputs))  # back to 0 … 255
         if input_size is not None:
             x = keras.layers.Resizing(*input_size)(x)
-        if image_shape[-1] == 1:
+        if channels == 1:
             x = keras.layers.Concatenate()([x, x, x])
         x = module.preprocess_input(x)
-        size = tuple(input_size or image_shape[:2])
+        size = tuple(input_size or (height, width))
         backbone = architecture(
             include_top=False, weights=weights, input_shape=(*size, 3), pooling="avg", **(architecture_args or {})
         )
         x = backbone(x)
         if dropout:
             x = keras.layers.Dropout(dropout)(x)
-        return keras.Model(images, keras.layers.Dense(num_classes, dtype="float32", name="head")(x), name=short.lower())
+        return keras.Model(inputs, spec.output(x), name=short.lower())
 
     return build
 

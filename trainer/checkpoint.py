@@ -39,7 +39,7 @@ class State:
     step: int = 0
     """Steps done since the beginning of the training; epoch and place in it follow."""
     epoch_totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
-    """Sums of the unfinished epoch: loss, correct, count, left out."""
+    """Sums of the unfinished epoch: loss, measure, count, left out."""
     skipped_steps: int = 0
     """Steps left out because they were not finite."""
     skipped_in_row: int = 0

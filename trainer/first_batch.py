@@ -17,7 +17,7 @@ from trainer.step import Trainer
 _NUM_EXAMPLES = 2
 
 
-def check_model(trainer: Trainer, feed: Any, config: TrainConfig, num_classes: int, *, strategy_name: str) -> None:
+def check_model(trainer: Trainer, feed: Any, config: TrainConfig, *, strategy_name: str) -> None:
     """Runs two examples forward and backward and looks at what the strategy would do to the model's layers.
 
     Nothing is changed: no weight, no statistic and no random state.
@@ -26,7 +26,6 @@ def check_model(trainer: Trainer, feed: Any, config: TrainConfig, num_classes: i
         trainer: The model under its strategy.
         feed: The train split.
         config: The train section.
-        num_classes: Classes of the label.
         strategy_name: What `train.strategy` came to.
 
     Raises:
@@ -40,8 +39,8 @@ def check_model(trainer: Trainer, feed: Any, config: TrainConfig, num_classes: i
         import tensorflow as tf
 
         with tf.GradientTape() as tape:
-            logits = trainer.model(inputs, training=False)
-            loss = tf.reduce_mean(trainer._losses(logits, labels))
+            outputs = trainer.model(inputs, training=False)
+            loss = tf.reduce_mean(trainer.objective.losses(outputs, labels))
         variables = [variable.value for variable in trainer.model.trainable_variables]
         gradients = tape.gradient(loss, variables)
     except TriremeError:
@@ -49,10 +48,6 @@ def check_model(trainer: Trainer, feed: Any, config: TrainConfig, num_classes: i
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         raise BadInput(f"{shown}: fails on a batch of {len(labels)} examples: {lines[0]}") from error
-    if tuple(logits.shape) != (len(labels), num_classes):
-        raise BadInput(
-            f"{shown}: answers {list(logits.shape)} to {len(labels)} examples; must be {[len(labels), num_classes]}"
-        )
     if not np.isfinite(float(loss)):
         raise WorldFailure(
             f"{shown}: the loss of the first {len(labels)} examples is {float(loss)} before any step: look at the model's"

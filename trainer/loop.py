@@ -28,12 +28,14 @@ from trainer.errors import BadInput, Preempted, TriremeError, WorldFailure
 from trainer.export import export_model
 from trainer.first_batch import check_model
 from trainer.models import build_model
+from trainer.objective import Totals, objective_of
 from trainer.optimizer import scaled_learning_rate
 from trainer.pace import Pace
 from trainer.preemption import StopSignals
 from trainer.progress import be_quiet, progress, say
 from trainer.rendezvous import wait_for_peers
-from trainer.step import Report, Totals, Trainer
+from trainer.spec import spec_of
+from trainer.step import Report, Trainer
 from trainer.strategy import build_strategy, chosen_strategy
 from trainer.tensorboard import Board
 from trainer.warm_start import warm_start
@@ -86,7 +88,7 @@ def fit(
 
         # 2. Data and model, tried on one batch.
         run = prepare_run(config, seed, examples, manifest, strategy, workers, clock)
-        check_model(run.trainer, run.train_feed, config, len(manifest.class_names), strategy_name=config.strategy)
+        check_model(run.trainer, run.train_feed, config, strategy_name=config.strategy)
         announce(run)
         if config.loop == "keras_fit":
             from trainer.keras_fit import fit_with_keras
@@ -210,13 +212,15 @@ def prepare_run(
     steps_per_epoch = math.ceil(train_feed.num_examples / config.global_batch_size)
     total_steps = steps_per_epoch * config.epochs
 
+    spec = spec_of(manifest, examples, config.augmentation)
+
     def build() -> Any:
-        return build_model(config, manifest.image.shape, len(manifest.class_names))
+        return build_model(config, spec)
 
     return Run(
         config=config,
         manifest=manifest,
-        trainer=Trainer(strategy, build, config, manifest.class_names, total_steps),
+        trainer=Trainer(strategy, build, config, objective_of(spec, config), total_steps),
         build=build,
         train_feed=train_feed,
         validation_feed=validation_feed,
@@ -287,11 +291,12 @@ def _account(run: Run, report: Report, epoch: int, in_epoch: int, num_steps: int
     """Books what the steps gave, and stops the training where it went wrong."""
     state, config = run.state, run.config
     first = state.step
-    state.epoch_totals = [a + b for a, b in zip(state.epoch_totals, report.totals, strict=True)]
+    sums = [*report.totals, report.left_out]
+    state.epoch_totals = [a + b for a, b in zip(state.epoch_totals, sums, strict=True)]
     state.step += num_steps
     state.skipped_steps += report.skipped
     state.skipped_in_row = report.skipped_in_row
-    run.num_examples += int(report.totals.count)
+    run.num_examples += int(report.totals.count + report.left_out)
     run.seconds["waiting_for_input"] += report.input_wait_secs
     advice = (
         f" (learning rate {run.trainer.learning_rate(state.step - 1):.3g}): lower train.learning_rate or set"
@@ -313,16 +318,17 @@ def _show(run: Run, report: Report, num_steps: int, epoch: int, seconds: float, 
     """One line of progress, and one point of each curve."""
     state, totals = run.state, report.totals
     learning_rate = run.trainer.learning_rate(state.step - 1)
-    rate = totals.count / seconds if seconds else 0.0
+    loss = totals.loss / max(1.0, totals.count)
+    rate = (totals.count + report.left_out) / seconds if seconds else 0.0
     waiting = (
         f" · waiting for input {report.input_wait_secs / seconds:.0%}" if run.train_feed.streams and seconds else ""
     )
     bar.update(
         state.step,
-        f"epoch {epoch + 1}/{run.config.epochs} · loss {totals.mean_loss:.4f} · learning rate {learning_rate:.3g} ·"
+        f"epoch {epoch + 1}/{run.config.epochs} · loss {loss:.4f} · learning rate {learning_rate:.3g} ·"
         f" {rate:,.0f} examples/s · {1000 * seconds / num_steps:.3g} ms/step{waiting}",
     )
-    curves = {"loss": totals.mean_loss, "learning_rate": learning_rate, "examples_per_second": rate}
+    curves = {"loss": loss, "learning_rate": learning_rate, "examples_per_second": rate}
     if run.trainer.loss_scale is not None:
         curves["loss_scale"] = float(run.trainer.loss_scale.variables.numpy()[0])
     run.board.scalars(state.step, {f"train/{key}": value for key, value in curves.items()})
@@ -331,16 +337,16 @@ def _show(run: Run, report: Report, num_steps: int, epoch: int, seconds: float, 
 def finish_epoch(run: Run) -> None:
     """Looks at the validation, writes the epoch's row, and decides about the best weights and the end."""
     state, config = run.state, run.config
-    totals = Totals(*state.epoch_totals)
-    have = run.train_feed.num_examples
-    assert totals.count == have, f"an epoch saw {totals.count} of {have} examples"
+    *sums, left_out = state.epoch_totals
+    totals, have = Totals(*sums), run.train_feed.num_examples
+    assert totals.count + left_out == have, f"an epoch saw {totals.count + left_out} of {have} examples"
+    objective = run.trainer.objective
     epoch = state.step // run.steps_per_epoch
     row: dict[str, Any] = {
         "epoch": epoch,
         "step": state.step,
-        "num_examples": int(totals.count),
-        "loss": totals.mean_loss,
-        "accuracy": totals.accuracy,
+        "num_examples": have,
+        **(objective.metrics(totals) if totals.count else {"loss": None, objective.measure: None}),
         "learning_rate": run.trainer.learning_rate(state.step - 1),
         "seconds": round(run.clock() - run.started, 3),
     }
@@ -348,19 +354,22 @@ def finish_epoch(run: Run) -> None:
     if run.validation_feed is not None:
         with run.timed("validating"):
             found = evaluate(run)
-        row["validation_loss"], row["validation_accuracy"] = found.mean_loss, found.accuracy
-        if not math.isfinite(found.mean_loss):
+        found_metrics = objective.metrics(found)
+        row |= {f"validation_{name}": value for name, value in found_metrics.items()}
+        if not math.isfinite(found_metrics["loss"]):
             raise WorldFailure(
-                f"the validation loss is {found.mean_loss} after step {state.step:,}: lower train.learning_rate; the"
-                " checkpoints before it are kept"
+                f"the validation loss is {found_metrics['loss']} after step {state.step:,}: lower train.learning_rate;"
+                " the checkpoints before it are kept"
             )
         _judge_epoch(state, row, config)
-        shown = f", validation loss {found.mean_loss:.4f}, accuracy {found.accuracy:.4f}"
+        shown = "".join(f", validation {name} {value:.4f}" for name, value in found_metrics.items())
     state.history.append(row)
     state.epoch_totals = [0.0] * 4
-    run.board.scalars(state.step, {f"epoch/{key}": value for key, value in row.items() if key not in ("epoch", "step")})
+    curves = {f"epoch/{key}": value for key, value in row.items() if isinstance(value, float)}
+    run.board.scalars(state.step, curves)
     run.board.flush()
-    say(f"epoch {epoch}/{config.epochs}: loss {row['loss']:.4f}{shown}")
+    loss = "not a number" if row["loss"] is None else format(row["loss"], ".4f")
+    say(f"epoch {epoch}/{config.epochs}: loss {loss}{shown}")
 
 
 def evaluate(run: Run) -> Totals:
@@ -379,7 +388,7 @@ def _judge_epoch(state: State, row: dict, config: TrainConfig) -> None:
     if metric is None:
         return
     value = row[f"validation_{metric}"]
-    gain = 0.0 if state.best_value is None else (state.best_value - value) * (1 if metric == "loss" else -1)
+    gain = 0.0 if state.best_value is None else (state.best_value - value) * (-1 if metric == "accuracy" else 1)
     if state.best_value is None or gain > (stopping.min_delta if stopping else 0.0):
         state.best_value, state.best_step, state.epochs_without_improvement = value, row["step"], 0
         return

@@ -21,39 +21,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer.config import TrainConfig
-from trainer.errors import BadInput
+from trainer.objective import Objective, Totals
 from trainer.optimizer import build_optimizer, clip
 from trainer.precision import LossScale
-
-
-class Totals(NamedTuple):
-    """Sums over real examples, from which means follow exactly."""
-
-    loss: float
-    """Sum of per-example losses (without weights and regularisation)."""
-    correct: float
-    """Examples whose most probable class is the label."""
-    count: float
-    """Examples."""
-    left_out: float = 0.0
-    """Examples of steps that were left out because they were not finite; in `count`, not in the other sums."""
-
-    @property
-    def mean_loss(self) -> float:
-        """Loss per example."""
-        return self.loss / max(1.0, self.count - self.left_out)
-
-    @property
-    def accuracy(self) -> float:
-        """Fraction of examples that were classified right."""
-        return self.correct / max(1.0, self.count - self.left_out)
 
 
 class Report(NamedTuple):
     """What a number of training steps gave."""
 
     totals: Totals
-    """Sums over the examples of the steps."""
+    """Sums over the examples of the steps that were made."""
+    left_out: float
+    """Examples of the steps that were left out; no sum holds them."""
     skipped: int
     """Steps that were left out."""
     skipped_in_row: int
@@ -73,7 +52,7 @@ class Trainer:
         strategy: Where it runs.
         build: Makes the model; called inside the strategy's scope.
         config: The train section.
-        class_names: Names of the classes, for the class weights.
+        objective: The loss and the measure of the task.
         total_steps: Steps of the whole training, for the learning-rate schedule.
 
     Attributes:
@@ -83,16 +62,15 @@ class Trainer:
         loss_scale: float16's loss scale, or None.
 
     Raises:
-        BadInput: The optimizer or its arguments do not exist, or a class weight names no class.
+        BadInput: The optimizer or its arguments do not exist.
     """
 
     def __init__(
-        self, strategy: Any, build: Callable[[], Any], config: TrainConfig, class_names: list[str], total_steps: int
+        self, strategy: Any, build: Callable[[], Any], config: TrainConfig, objective: Objective, total_steps: int
     ) -> None:
         import tensorflow as tf
 
-        self.strategy, self.config = strategy, config
-        self._class_weights = _class_weights(config, class_names)
+        self.strategy, self.config, self.objective = strategy, config, objective
         with strategy.scope():
             self.model = build()
             self.optimizer = build_optimizer(config, total_steps)
@@ -116,9 +94,15 @@ class Trainer:
     ) -> Report:
         """Runs steps `first_step` to `first_step + num_steps` (counted from 0 within the epoch)."""
         found = self._call(self._train_loop, feed, iterator, epoch, first_step, num_steps, skipped_in_row)
-        skipped, in_row, most, first_bad, waited = found[4:]
+        left_out, skipped, in_row, most, first_bad, waited = found[3:]
         return Report(
-            Totals(*found[:4]), int(skipped), int(in_row), int(most), int(first_bad) if first_bad >= 0 else None, waited
+            Totals(*found[:3]),
+            left_out,
+            int(skipped),
+            int(in_row),
+            int(most),
+            int(first_bad) if first_bad >= 0 else None,
+            waited,
         )
 
     def evaluate(self, feed: Any, iterator: Any, num_steps: int) -> Totals:
@@ -150,10 +134,11 @@ class Trainer:
     def _run_train_steps(
         self, feed: Any, iterator: Any, epoch: Any, first_step: Any, num_steps: Any, skipped_in_row: Any
     ) -> Any:
-        """`[loss, correct, count, left out, skipped, in a row, most in a row, first bad step, seconds waited]` float64."""
+        """`[loss, measure, count, left out, skipped, in a row, most in a row, first bad step, seconds waited]` float64."""
         import tensorflow as tf
 
-        totals, skipped = tf.zeros(4, tf.float64), tf.constant(0, tf.int64)
+        totals, left_out = tf.zeros(3, tf.float64), tf.constant(0.0, tf.float64)
+        skipped = tf.constant(0, tf.int64)
         in_row, most = skipped_in_row, tf.constant(0, tf.int64)
         first_bad, waited = tf.constant(-1, tf.int64), tf.constant(0.0, tf.float64)
         for step in tf.range(first_step, first_step + num_steps):
@@ -166,18 +151,19 @@ class Trainer:
                 in_row = tf.where(applied, tf.constant(0, tf.int64), in_row + 1)
                 skipped += tf.cast(tf.logical_not(applied), tf.int64)
                 most = tf.maximum(most, in_row)
-                sums = tf.where(applied, sums, tf.stack([0.0, 0.0, sums[2], sums[2]]))
+                left_out += tf.where(applied, 0.0, sums[2])
+                sums = tf.where(applied, sums, tf.zeros_like(sums))
             elif self.averages:
                 self._move_averages()
             first_bad = tf.where(tf.logical_and(bad, first_bad < 0), step, first_bad)
             totals += sums
-        rest = [tf.cast(value, tf.float64) for value in (skipped, in_row, most, first_bad, waited)]
+        rest = [tf.cast(value, tf.float64) for value in (left_out, skipped, in_row, most, first_bad, waited)]
         return tf.concat([totals, tf.stack(rest)], axis=0)
 
     def _run_evaluate_steps(self, feed: Any, iterator: Any, epoch: Any, first_step: Any, num_steps: Any) -> Any:
         import tensorflow as tf
 
-        totals = tf.zeros(4, tf.float64)
+        totals = tf.zeros(3, tf.float64)
         for step in tf.range(first_step, first_step + num_steps):
             sums, _ = self._on_replicas(self._evaluate_share, feed, iterator, epoch, step)
             totals += self._one(sums)
@@ -239,7 +225,7 @@ class Trainer:
             return self._compute(size, *batch)
         count = tf.shape(batch[1], tf.int64)[0]
         gradients = [tf.zeros_like(variable.value) for variable in self.model.trainable_variables]
-        sums = tf.zeros(4, tf.float64)
+        sums = tf.zeros(3, tf.float64)
         for part in tf.range(tf.constant(parts, tf.int64)):
             low, high = count * part // parts, count * (part + 1) // parts
             piece = tf.nest.map_structure(lambda values: values[low:high], batch)  # noqa: B023 - called at once
@@ -248,28 +234,26 @@ class Trainer:
             sums += more_sums
         return gradients, sums
 
-    def _gradients(self, size: Any, inputs: Any, labels: Any, weights: Any = None) -> tuple[list[Any], Any]:
+    def _gradients(self, size: Any, features: Any, labels: Any, *own_weights: Any) -> tuple[list[Any], Any]:
         """The part of these examples in the gradient of the global batch's loss (times the loss scale), and their sums."""
         import tensorflow as tf
 
         variables = [variable.value for variable in self.model.trainable_variables]
         shares = self.strategy.num_replicas_in_sync * self.config.gradient_accumulation_steps
         with tf.GradientTape() as tape:
-            logits = self.model(inputs, training=True)
-            losses = self._losses(logits, labels)
-            weighted = losses
-            if self._class_weights is not None:
-                weighted *= tf.gather(self._class_weights, labels)
-            if weights is not None:
-                weighted *= tf.cast(weights, weighted.dtype)
-            objective = tf.reduce_sum(weighted) / tf.cast(size, losses.dtype)
+            outputs = self.model(features, training=True)
+            losses = self.objective.losses(outputs, labels)
+            weights = self.objective.weights(labels)
+            for own in own_weights:
+                weights *= own
+            objective = tf.reduce_sum(losses * weights) / tf.cast(size, losses.dtype)
             if self.model.losses:
                 objective += tf.add_n([tf.cast(loss, objective.dtype) for loss in self.model.losses]) / shares
             if self.loss_scale is not None:
                 objective *= self.loss_scale.factor
         gradients = tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         # Rows of an embedding may stand twice in a sparse gradient, and its norm would be wrong.
-        return [tf.convert_to_tensor(gradient) for gradient in gradients], _sums(losses, logits, labels)
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], self.objective.sums(losses, outputs, labels)
 
     def _update(self, gradients: list[Any]) -> None:
         """Clips the summed gradients and applies them; called on every replica."""
@@ -307,26 +291,14 @@ class Trainer:
         self.loss_scale.update(finite)
         return applies, bad
 
-    def _evaluate_share(self, size: Any, inputs: Any, labels: Any, weights: Any = None) -> Any:
+    def _evaluate_share(self, size: Any, features: Any, labels: Any, *_: Any) -> Any:
         import tensorflow as tf
 
-        logits = self.model(inputs, training=False)
-        sums = _sums(self._losses(logits, labels), logits, labels)
+        outputs = self.model(features, training=False)
+        sums = self.objective.sums(self.objective.losses(outputs, labels), outputs, labels)
         if self.strategy.num_replicas_in_sync == 1:
             return sums
         return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
-
-    def _losses(self, logits: Any, labels: Any) -> Any:
-        """Cross-entropy of each example [batch] float32."""
-        import tensorflow as tf
-
-        logits = tf.cast(logits, tf.float32)
-        smoothing = self.config.label_smoothing
-        if not smoothing:
-            return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        num_classes = logits.shape[-1]
-        targets = tf.one_hot(labels, num_classes) * (1.0 - smoothing) + smoothing / num_classes
-        return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
 
     def _move_averages(self) -> None:
         decay = self.config.ema_decay
@@ -334,21 +306,3 @@ class Trainer:
             self.strategy.extended.update(
                 average, lambda a, v: a.assign(a * decay + v * (1.0 - decay)), args=(variable.value,)
             )
-
-
-def _class_weights(config: TrainConfig, class_names: list[str]) -> np.ndarray | None:
-    for name in config.class_weights:
-        if name not in class_names:
-            raise BadInput(f"train.class_weights.{name}: no such class (classes: {', '.join(class_names[:20])})")
-    if not config.class_weights:
-        return None
-    return np.array([config.class_weights.get(name, 1.0) for name in class_names], np.float32)
-
-
-def _sums(losses: Any, logits: Any, labels: Any) -> Any:
-    """[loss, correct, count, left out] float64 of a share, which may be empty."""
-    import tensorflow as tf
-
-    correct = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels)
-    sums = [tf.reduce_sum(losses), tf.reduce_sum(tf.cast(correct, tf.float32)), tf.cast(tf.size(labels), tf.float32)]
-    return tf.cast(tf.stack([*sums, tf.constant(0.0)]), tf.float64)
