@@ -15,6 +15,7 @@ from components.record_outcome import record_outcome
 from components.train_model import train_model
 from kfp import compiler, dsl
 from trainer.errors import BadInput
+from trainer.strategy import NUM_ACCELERATORS_VARIABLE
 
 from pipelines.config import ClusterConfig, Config
 
@@ -33,6 +34,7 @@ def build_pipeline(config: Config) -> Any:
         train: str = config.train.to_json(),
         evaluate: str = config.evaluate.to_json(),
         push: str = config.push.to_json(),
+        group: str = config.cluster.group().to_json(),
         seed: int = config.seed,
         root: str = places.get("root"),
         registry: str = places.get("registry"),
@@ -41,7 +43,9 @@ def build_pipeline(config: Config) -> Any:
         outcome = record_outcome(name=name)
         with dsl.ExitHandler(outcome):
             prepared = prepare_data(data=data, seed=seed, root=root)
-            trained = train_model(train=train, seed=seed, name=name, root=root, examples=prepared.outputs["examples"])
+            trained = train_model(
+                train=train, group=group, seed=seed, name=name, root=root, examples=prepared.outputs["examples"]
+            )
             measured = evaluate_model(
                 evaluate=evaluate,
                 name=name,
@@ -113,3 +117,5 @@ def _give_resources(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:
     if cluster.accelerator:
         task.set_accelerator_type(cluster.accelerator.type)
         task.set_accelerator_limit(cluster.accelerator.count)
+        # A GPU image that trains on the CPU all the same is the classic fault: the trainer counts what it sees.
+        task.set_env_variable(NUM_ACCELERATORS_VARIABLE, str(cluster.accelerator.count))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.config import DataConfig, EvaluateConfig, Section, TrainConfig, parse
+from trainer.config import DataConfig, EvaluateConfig, GroupConfig, Section, TrainConfig, parse
 from trainer.config_file import override, read_config_file
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, TriremeError
 
@@ -98,7 +98,15 @@ def _train(arguments: argparse.Namespace) -> None:
 
     config, seed = _section(arguments, TrainConfig, "train")
     checkpoints = arguments.checkpoints or arguments.output.with_name(arguments.output.name + ".checkpoints")
-    fit(config, seed, arguments.examples, arguments.output, checkpoints)
+    fit(config, seed, arguments.examples, arguments.output, checkpoints, _group(arguments))
+
+
+def _group(arguments: argparse.Namespace) -> GroupConfig:
+    """What the cluster section says of the processes that train together."""
+    data, lines = read_config_file(arguments.config)
+    cluster = override(data, arguments.overrides, lines).get("cluster") or {}
+    known = {key: value for key, value in cluster.items() if key in GroupConfig.model_fields}
+    return parse(GroupConfig, known, path="cluster", lines=lines, source=str(arguments.config))
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:

@@ -533,6 +533,11 @@ class GroupConfig(Section):
     grace_period_secs: PositiveFloat = 30.0
     """How long a checkpoint may take after SIGTERM."""
 
+    @property
+    def is_several(self) -> bool:
+        """Whether more than one process is needed."""
+        return self.num_workers > 1 or self.num_parameter_servers > 0
+
 
 class Threshold(Section):
     """What a metric must reach. Whether higher or lower is better is known for each metric."""

@@ -20,7 +20,7 @@ import numpy as np
 from trainer.atomic import aside
 from trainer.checkpoint import Checkpoints, State
 from trainer.cluster import ClusterDescription, configure_collective_timeouts, describe, explain_lost_peer
-from trainer.config import GroupConfig, TrainConfig
+from trainer.config import GroupConfig, TrainConfig, WarmStart
 from trainer.consensus import Consensus
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.reading import open_feed
@@ -103,8 +103,7 @@ def fit(
         if run.state.step:
             say(f"resuming after step {run.state.step:,} of {run.total_steps:,}")
         elif config.warm_start is not None:
-            say(f"warm start: {warm_start(run.trainer.model, config.warm_start)} weights of {config.warm_start.source}")
-            run.trainer.restart_averages()
+            begin_warm(run.trainer, config.warm_start)
 
         # 4. Epoch by epoch, until all are done or the validation no longer improves.
         stop.defer()
@@ -113,9 +112,9 @@ def fit(
             while run.state.step < run.total_steps and not run.state.finished:
                 _run_epoch(run, saver, bar, stop)
                 finish_epoch(run)
-                _save(run, saver)  # after the bookkeeping, so that a resumed run does not do it twice
+                save(run, saver)  # after the bookkeeping, so that a resumed run does not do it twice
                 if workers.add([float(stop.asked is not None)])[0]:
-                    raise _preempted(stop, run.state)
+                    raise preempted(stop, run.state)
         run.board.close()
 
         # 5. The best weights, then the averages if they are what is wanted, leave the strategy and are exported.
@@ -145,6 +144,8 @@ class Run:
     pace: Pace
     steps_per_epoch: int
     total_steps: int
+    num_replicas: int
+    num_workers: int
     state: State = field(default_factory=State)
     seconds: dict[str, float] = field(
         default_factory=lambda: {"stepping": 0.0, "waiting_for_input": 0.0, "validating": 0.0, "saving": 0.0}
@@ -171,15 +172,22 @@ class Run:
 
 
 def join_group(
-    config: TrainConfig, description: ClusterDescription | None, group: GroupConfig, stop: StopSignals
+    config: TrainConfig,
+    description: ClusterDescription | None,
+    group: GroupConfig,
+    stop: StopSignals,
+    *,
+    serves: bool = False,
 ) -> Any:
-    """The strategy, once all processes that it needs are there."""
+    """The strategy, once all processes that it needs are there; None for a process that serves a chief."""
     if description is not None:
         chosen_strategy(config, 0, description)  # a strategy that does not fit is refused before anybody is waited for
         if not description.is_chief:
             be_quiet()
         wait_for_peers(description, group.start_timeout_secs, report=say)
         configure_collective_timeouts(description)
+    if serves:
+        return None
     strategy = build_strategy(config, description)
     stop.take_back()
     return strategy
@@ -201,7 +209,7 @@ def prepare_run(
     examples: Path,
     manifest: Manifest,
     strategy: Any,
-    workers: Consensus,
+    workers: Consensus | None,
     clock: Callable[[], float],
 ) -> Run:
     """Data, model and optimizer, ready to train."""
@@ -217,6 +225,7 @@ def prepare_run(
     def build() -> Any:
         return build_model(config, spec)
 
+    workers = workers or Consensus(strategy, None)
     return Run(
         config=config,
         manifest=manifest,
@@ -230,16 +239,18 @@ def prepare_run(
         pace=Pace(config.steps_per_loop, clock),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
+        num_replicas=strategy.num_replicas_in_sync,
+        num_workers=workers.num_workers,
     )
 
 
 def announce(run: Run) -> None:
     """Says what is about to be trained, and what was derived."""
-    config, replicas = run.config, run.trainer.strategy.num_replicas_in_sync
+    config, replicas = run.config, run.num_replicas
     say(
         f"training {config.model} with {run.trainer.model.count_params():,} parameters on"
         f" {run.train_feed.num_examples:,} examples: {config.epochs} epochs of {run.steps_per_epoch} steps, batch"
-        f" {config.global_batch_size} over {replicas} replica(s) on {run.workers.num_workers} worker(s), strategy"
+        f" {config.global_batch_size} over {replicas} replica(s) on {run.num_workers} worker(s), strategy"
         f" {config.strategy}"
     )
     if (rate := scaled_learning_rate(config)) != config.learning_rate:
@@ -247,6 +258,14 @@ def announce(run: Run) -> None:
             f"learning rate {config.learning_rate:g} for a batch of {config.base_batch_size} becomes {rate:g} for"
             f" {config.global_batch_size} ({config.learning_rate_scaling} scaling)"
         )
+
+
+def begin_warm(trainer: Trainer, config: WarmStart) -> None:
+    """Puts an earlier training's weights into the model, and the averages with them."""
+    say(
+        f"warm start: {warm_start(trainer.model, config)} of {len(trainer.model.weights)} weights are those of {config.source}"
+    )
+    trainer.restart_averages()
 
 
 def _run_epoch(run: Run, saver: Checkpoints, bar: Any, stop: StopSignals) -> None:
@@ -268,9 +287,9 @@ def _run_epoch(run: Run, saver: Checkpoints, bar: Any, stop: StopSignals) -> Non
         board.profile(state.step)
         with run.timed("stepping"), pace.measured(num_steps):
             report = run.trainer.train_steps(run.train_feed, iterator, epoch, in_epoch, num_steps, state.skipped_in_row)
-        _account(run, report, epoch, in_epoch, num_steps)
+        account(run, report, in_epoch, num_steps)
         in_epoch += num_steps
-        _show(run, report, num_steps, epoch, pace.seconds, bar)
+        show(run, report, num_steps, epoch, pace.seconds, bar)
 
         # What clocks and signals say differs between workers; what is done about it may not.
         secs = config.checkpoint_every_secs
@@ -282,12 +301,12 @@ def _run_epoch(run: Run, saver: Checkpoints, bar: Any, stop: StopSignals) -> Non
         stopped, steps = asked > 0, int(next_steps)
         if in_epoch < run.steps_per_epoch:
             if stopped or late or (every and state.step % every == 0):
-                _save(run, saver)
+                save(run, saver)
             if stopped:
-                raise _preempted(stop, state)
+                raise preempted(stop, state)
 
 
-def _account(run: Run, report: Report, epoch: int, in_epoch: int, num_steps: int) -> None:
+def account(run: Run, report: Report, in_epoch: int, num_steps: int) -> None:
     """Books what the steps gave, and stops the training where it went wrong."""
     state, config = run.state, run.config
     first = state.step
@@ -314,7 +333,7 @@ def _account(run: Run, report: Report, epoch: int, in_epoch: int, num_steps: int
             )
 
 
-def _show(run: Run, report: Report, num_steps: int, epoch: int, seconds: float, bar: Any) -> None:
+def show(run: Run, report: Report, num_steps: int, epoch: int, seconds: float, bar: Any) -> None:
     """One line of progress, and one point of each curve."""
     state, totals = run.state, report.totals
     learning_rate = run.trainer.learning_rate(state.step - 1)
@@ -398,7 +417,8 @@ def _judge_epoch(state: State, row: dict, config: TrainConfig) -> None:
         state.finished = True
 
 
-def _save(run: Run, saver: Checkpoints) -> None:
+def save(run: Run, saver: Checkpoints) -> None:
+    """Saves a checkpoint and books the time."""
     with run.timed("saving"):
         saver.save(run.state)
     run.saved_at = run.clock()
@@ -406,7 +426,7 @@ def _save(run: Run, saver: Checkpoints) -> None:
 
 def finish_run(run: Run, seed: int, folder: Path) -> dict[str, Any]:
     """Exports the model and writes what became of the training; returns the latter."""
-    state, replicas = run.state, run.trainer.strategy.num_replicas_in_sync
+    state, replicas = run.state, run.num_replicas
     seconds = run.clock() - run.started
     model = plain_copy(run)
     rate = run.num_examples / seconds if run.num_examples and seconds else None
@@ -417,7 +437,7 @@ def finish_run(run: Run, seed: int, folder: Path) -> dict[str, Any]:
         "resumed_after_step": run.first_step or None,
         "skipped_steps": state.skipped_steps,
         "num_replicas": replicas,
-        "num_workers": run.workers.num_workers,
+        "num_workers": run.num_workers,
         "num_parameters": model.count_params(),
         "seconds": round(seconds, 3),
         "seconds_by_kind": {kind: round(value, 3) for kind, value in run.seconds.items()},
@@ -436,7 +456,7 @@ def finish_run(run: Run, seed: int, folder: Path) -> dict[str, Any]:
     if rate and seconds:
         shares = ", ".join(f"{kind.replace('_', ' ')} {value / seconds:.0%}" for kind, value in run.seconds.items())
         say(
-            f"{replicas} replica(s) on {run.workers.num_workers} worker(s): {rate:,.0f} examples/s,"
+            f"{replicas} replica(s) on {run.num_workers} worker(s): {rate:,.0f} examples/s,"
             f" {rate / replicas:,.0f} a replica; time: {shares}"
         )
     return summary
@@ -485,7 +505,8 @@ def _explained(description: ClusterDescription | None) -> Iterator[None]:
         raise explained from error
 
 
-def _preempted(stop: StopSignals, state: State) -> Preempted:
+def preempted(stop: StopSignals, state: State) -> Preempted:
+    """What to raise after the state was saved."""
     who = stop.asked or "another worker's SIGTERM"
     return Preempted(f"{who} after step {state.step:,}: saved; the next run goes on from there")
 

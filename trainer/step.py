@@ -151,7 +151,7 @@ class Trainer:
                 in_row = tf.where(applied, tf.constant(0, tf.int64), in_row + 1)
                 skipped += tf.cast(tf.logical_not(applied), tf.int64)
                 most = tf.maximum(most, in_row)
-                left_out += tf.where(applied, 0.0, sums[2])
+                left_out += tf.where(applied, tf.zeros_like(sums[2]), sums[2])
                 sums = tf.where(applied, sums, tf.zeros_like(sums))
             elif self.averages:
                 self._move_averages()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.config import DataConfig, EvaluateConfig, PushConfig, TrainConfig, parse_json
+from trainer.config import DataConfig, EvaluateConfig, GroupConfig, PushConfig, TrainConfig, parse_json
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, TriremeError
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
@@ -62,16 +62,20 @@ def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
 
 
 @_task("train-model")
-def train_model(train: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
-    """Train section and prepared dataset → exported model in `model.path`."""
+def train_model(train: str, group: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
+    """Train section and prepared dataset → exported model in `model.path`, by one process or by a group of them."""
     from trainer.checkpoint import run_key
     from trainer.data.manifest import read_manifest
-    from trainer.loop import fit
 
     config = parse_json(TrainConfig, train, path="train")
+    processes = parse_json(GroupConfig, group, path="cluster")
     digest = read_manifest(Path(examples.path)).digest
     checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / run_key(config, seed, digest)
-    summary = fit(config, seed, Path(examples.path), Path(model.path), checkpoints)
+    if processes.is_several:
+        from trainer.launch.training import train_as_group as train_it
+    else:
+        from trainer.loop import fit as train_it
+    summary = train_it(config, seed, Path(examples.path), Path(model.path), checkpoints, processes)
     model.metadata.update(
         framework="tensorflow",
         model=config.model,

@@ -46,12 +46,19 @@ class MemoryFeed:
         import tensorflow as tf
 
         with tf.device("/cpu:0"):
-            places = tf.range(start, start + count, dtype=tf.int64)
             if not self._shuffle:
                 return tf.nest.map_structure(lambda values: values[start : start + count], self._batch)
-            seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(epoch, tf.int64)])
-            places = tf.random.experimental.index_shuffle(places, seed, tf.constant(self.num_examples - 1, tf.int64))
-            return tf.nest.map_structure(lambda values: tf.gather(values, places), self._batch)
+            return take(self._batch, self.num_examples, self._seed, epoch, start, count)
+
+
+def take(batch: tuple[Any, ...], num_examples: int, seed: int, epoch: Any, start: Any, count: Any) -> tuple[Any, ...]:
+    """Examples `start` to `start + count` of an epoch's order, gathered from a whole split."""
+    import tensorflow as tf
+
+    places = tf.range(start, start + count, dtype=tf.int64)
+    key = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+    places = tf.random.experimental.index_shuffle(places, key, tf.constant(num_examples - 1, tf.int64))
+    return tf.nest.map_structure(lambda values: tf.gather(values, places), batch)
 
 
 class StreamFeed:
