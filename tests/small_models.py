@@ -1,6 +1,7 @@
 """Models for tests of the training, named in configurations as `small_models:<function>`."""
 
 import keras
+import tensorflow as tf
 
 
 def plain(spec, units=8, l2=0.0, dropout=0.0, batch_norm=None):
@@ -17,15 +18,21 @@ def plain(spec, units=8, l2=0.0, dropout=0.0, batch_norm=None):
     return keras.Model(inputs, keras.layers.Dense(spec.num_outputs, dtype="float32", name="head")(x))
 
 
-def overflowing(spec, pixel, factor):
-    """The logits of an example whose first pixel is `pixel` are multiplied: its gradient overflows float16."""
+def planted(spec, pixel, forward=1.0, backward=1.0):
+    """One example, known by its first pixel, has its logits multiplied by `forward` and their gradient by `backward`."""
 
     @keras.saving.register_keras_serializable("small_models")
     class Plant(keras.layers.Layer):
         def call(self, inputs):
             images, x = inputs
-            hit = keras.ops.cast(keras.ops.equal(images[:, 0, 0, 0], pixel), x.dtype)[:, None]
-            return x * (1 + hit * (factor - 1))
+            hit = (images[:, 0, 0, 0] == pixel)[:, None]
+            factors = [tf.cast(tf.where(hit, factor, 1.0), x.dtype) for factor in (forward, backward)]
+
+            @tf.custom_gradient
+            def plant(x):
+                return x * factors[0], lambda gradient: gradient * factors[1]
+
+            return plant(x)
 
     inputs = spec.inputs()
     images = inputs["image"]
@@ -39,7 +46,7 @@ def wrong_answer(spec):
 
     class Failing(keras.layers.Layer):
         def call(self, x):
-            if not isinstance(x, keras.KerasTensor):
+            if tf.executing_eagerly():  # not while the model is built
                 raise ValueError("three heads expected, two found")
             return x
 

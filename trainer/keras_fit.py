@@ -70,6 +70,7 @@ def fit_with_keras(run: Run, seed: int, folder: Path, checkpoints: Path, stop: S
                     initial_epoch=epoch,
                     epochs=epoch + 1,
                     verbose=0,
+                    shuffle=False,
                     callbacks=[Watch()],
                 ).history
             if stop.asked is not None:
@@ -140,7 +141,7 @@ def _compile(run: Run) -> None:
     with run.trainer.strategy.scope():
         model.compile(
             optimizer=run.trainer.optimizer,
-            loss=_loss(run.trainer.objective),
+            loss=_loss(run.trainer.objective, "float32" if regression else "int32"),
             metrics=[keras.metrics.MeanAbsoluteError(name="mean_absolute_error")]
             if regression
             else [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
@@ -150,15 +151,14 @@ def _compile(run: Run) -> None:
         )
 
 
-def _loss(objective: Any) -> Any:
+def _loss(objective: Any, label_dtype: str) -> Any:
     """The task's loss as Keras wants it: a function of labels and outputs that gives one value an example."""
 
     def loss(labels: Any, outputs: Any) -> Any:
         import tensorflow as tf
 
-        if isinstance(labels, tf.Tensor) and labels.shape.rank == 2:  # Keras adds an axis
-            labels = labels[:, 0]
-        return objective.losses(outputs, labels)
+        # Keras gives labels the outputs' type and an axis of their own.
+        return objective.losses(outputs, tf.cast(tf.reshape(labels, [-1]), label_dtype))
 
     return loss
 

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from trainer.config import TrainConfig
-from trainer.errors import BadInput
+from trainer.errors import BadInput, reason_of
 
 
 def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
@@ -30,20 +30,19 @@ def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
         from trainer.schedule import WarmupSchedule
 
         rate = WarmupSchedule(rate, schedule, total_steps)
+    classes = vars(keras.optimizers).values()
+    known = {c.__name__.lower() for c in classes if isinstance(c, type) and c is not keras.optimizers.Optimizer}
+    known -= {"lossscaleoptimizer"}  # train.precision
+    if config.optimizer.lower() not in known:
+        raise BadInput(f"train.optimizer = {json.dumps(config.optimizer)}: must be one of {', '.join(sorted(known))}")
     identifier = {"class_name": config.optimizer, "config": {**config.optimizer_args, "learning_rate": rate}}
     try:
         return keras.optimizers.deserialize(identifier)
     except (TypeError, ValueError) as error:
-        classes = vars(keras.optimizers).values()
-        known = sorted(
-            c.__name__.lower() for c in classes if isinstance(c, type) and c is not keras.optimizers.Optimizer
-        )
-        if config.optimizer.lower() not in known:
-            raise BadInput(
-                f"train.optimizer = {json.dumps(config.optimizer)}: must be one of {', '.join(known)}"
-            ) from None
-        reason = str(error).strip().splitlines()[0]
-        raise BadInput(f"train.optimizer_args = {json.dumps(config.optimizer_args)}: {reason}") from None
+        raise BadInput(
+            f"train.optimizer_args = {json.dumps(config.optimizer_args)}: {config.optimizer} does not take them"
+            f" ({reason_of(error)})"
+        ) from None
 
 
 def scaled_learning_rate(config: TrainConfig) -> float:

@@ -10,10 +10,13 @@ own counter loses updates when several workers write it.
 """
 
 import math
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trainer.checkpoint import Checkpoints
 from trainer.cluster import ClusterDescription
@@ -105,6 +108,7 @@ def _serve(description: ClusterDescription) -> None:
     server = tf.distribute.Server(
         tf.train.ClusterSpec(cluster), description.task_type, description.task_index, protocol="grpc"
     )
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it has nothing of its own to save
     while server:  # server.join() would wait outside Python, where no signal is heard
         time.sleep(3600)
 
@@ -120,7 +124,7 @@ def _check_memory(config: TrainConfig, manifest: Manifest) -> None:
 
 def _scheduler(
     trainer: Trainer, coordinator: Any, examples: Path, manifest: Manifest, seed: int
-) -> Callable[[int, int, int], list[Any]]:
+) -> Callable[[int, int, int], list[np.ndarray]]:
     """A function that schedules steps of an epoch and returns their sums when all are done."""
     import tensorflow as tf
 
@@ -145,7 +149,7 @@ def _scheduler(
 
     iterator = iter(coordinator.create_per_worker_dataset(whole_split))
 
-    def schedule(epoch: int, first: int, last: int) -> list[Any]:
+    def schedule(epoch: int, first: int, last: int) -> list[np.ndarray]:
         steps_per_epoch = math.ceil(split.num_examples / batch_size)
         results = []
         for in_epoch in range(first, last):
@@ -161,7 +165,7 @@ def _scheduler(
                 f"the chief lost its peer: a parameter server ({str(error).splitlines()[0]}); start the group again, it"
                 " goes on from the newest checkpoint"
             ) from error
-        return [result.fetch() for result in results]
+        return [np.asarray(result.fetch()) for result in results]
 
     return schedule
 
@@ -178,7 +182,7 @@ def _run_epoch(run: Any, saver: Checkpoints, schedule: Callable, bar: Any, stop:
         if every := config.checkpoint_every_steps:
             num_steps = min(num_steps, every - state.step % every)
         with run.timed("stepping"), run.pace.measured(num_steps):
-            sums = [part.numpy() for part in schedule(epoch, in_epoch, in_epoch + num_steps)]
+            sums = schedule(epoch, in_epoch, in_epoch + num_steps)
         bad = next((place for place, part in enumerate(sums) if not math.isfinite(part[0])), None)
         report = Report(Totals(*sum(sums).tolist()), 0.0, 0, 0, 0, None if bad is None else in_epoch + bad, 0.0)
         loop.account(run, report, in_epoch, num_steps)

@@ -4,7 +4,7 @@ board = Board("logs", profile_steps=(100, 110))
 board.scalars(step, {"train/loss": 0.3})
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 
@@ -18,7 +18,7 @@ class Board:
 
     def __init__(self, folder: str | None, profile_steps: tuple[int, int] | None = None) -> None:
         self._folder, self._profile = folder, profile_steps if folder else None
-        self._profiling = False
+        self._profiling = self._graph_written = False
         self._writer = None
         if folder is not None:
             import tensorflow as tf
@@ -39,14 +39,15 @@ class Board:
             for tag, value in values.items():
                 tf.summary.write(tag, tf.constant(value, tf.float32), step=step, metadata=metadata)
 
-    def graph(self, graph: Any) -> None:
-        """Writes a graph to look at."""
-        if self._writer is None:
+    def graph(self, make: Callable[[], Any]) -> None:
+        """Writes the graph that `make` gives, the first time it is called."""
+        if self._writer is None or self._graph_written:
             return
         import tensorflow as tf
 
+        self._graph_written = True
         with self._writer.as_default():
-            tf.summary.graph(graph)
+            tf.summary.graph(make())
 
     def steps_until_profile(self, step: int) -> int | None:
         """How many steps may run after `step` before the profiler must be started or stopped. None: any number."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainer.applications import PREFIX, find_application
 from trainer.config import TrainConfig
-from trainer.errors import BadInput
+from trainer.errors import BadInput, reason_of
 from trainer.layers import freeze, synchronize_batch_norm
 from trainer.precision import compute_in
 from trainer.spec import ModelSpec
@@ -46,8 +46,7 @@ def build_model(config: TrainConfig, spec: ModelSpec) -> Any:
     except (TypeError, ValueError) as error:
         given = json.dumps(config.model_args)
         raise BadInput(
-            f"train.model_args = {given}: {config.model} cannot be built for {_shown(spec)}: "
-            + str(error).strip().splitlines()[0]
+            f"train.model_args = {given}: {config.model} cannot be built for {_shown(spec)}: " + reason_of(error)
         ) from error
     _check_contract(config.model, model, spec)
     for wanted in spec.augmentation:
@@ -92,7 +91,7 @@ def _check_contract(name: str, model: Any, spec: ModelSpec) -> None:
         )  # fmt: skip
         shape = tuple(output.shape)[1:]
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = reason_of(error)
         raise BadInput(
             f"train.model = {json.dumps(name)}: does not take a dictionary of {_shown(spec)}: {reason}"
         ) from error
