@@ -258,6 +258,22 @@ def test_a_full_disk_leaves_the_earlier_checkpoints_and_the_run_goes_on_from_the
     assert exactly(weights("whole"), weights())
 
 
+def test_checkpoints_in_a_bucket_outlive_the_machine(train, weights, at_step, examples, tmp_path, gcs):
+    from trainer import storage
+
+    mirror = f"{gcs}/checkpoints"
+    settings = {"model_args": {"dropout": 0.3}, "checkpoint_every_steps": 3}
+    train("whole", checkpoints="c1", **settings)
+    config = parse(TrainConfig, TINY | settings)
+    with at_step(10, die), pytest.raises(Died):
+        fit(config, 3, examples, tmp_path / "model", tmp_path / "one machine", mirror=mirror)
+    assert storage.list_folders(mirror) == ["step-00000006", "step-00000008", "step-00000009"]
+    summary = fit(config, 3, examples, tmp_path / "model", tmp_path / "another", mirror=mirror)
+    assert summary["resumed_after_step"] == 9
+    assert exactly(weights("whole"), weights())
+    assert storage.list_folders(mirror) == []
+
+
 def test_a_finished_run_leaves_no_checkpoints_and_says_where_the_time_went(train, rows, tmp_path, capsys):
     summary = train()
     assert not (tmp_path / "checkpoints").exists()
@@ -356,12 +372,12 @@ def test_mixed_precision_computes_in_it_and_keeps_float32_weights(train, weights
     [
         ({"model": "small_models:wrong_answer"}, r"three heads expected, two found"),
         ({"model": "small_models:untrainable"}, r"none of its 2 trainable weights has a part in the answer"),
-        ({"model_args": {"batch_norm": "plain"}, "global_batch_size": 30, **TWO}, r"last step of an epoch has 1 examples for 2"),
+        ({"model_args": {"batch_norm": "plain"}, "global_batch_size": 30, **TWO}, r"last step of an epoch has 1 examples"),
         ({"model_args": {"batch_norm": "plain"}, "strategy": "central_storage"}, r"central_storage: cannot hold .*\(norm\)"),
         ({"model_args": {"dropout": 0.1}, "strategy": "central_storage"}, r"central_storage: cannot hold .*\(drop\)"),
         ({"sync_batch_norm": True}, r"sync_batch_norm = true: the model has no BatchNormalization layer"),
         ({"model_args": {"batch_norm": "synchronized"}, "jit_compile": True}, r"train.jit_compile: does not go with"),
-        ({"frozen_layers": ["hiden"]}, r'frozen_layers = "hiden": matches no layer with weights \(there are hidden, head\)'),
+        ({"frozen_layers": ["hiden"]}, r'"hiden": matches no layer with weights \(there are hidden, head\)'),
         ({"frozen_layers": ["h*"]}, r"leaves nothing to train"),
         ({"optimizer": "adamm"}, r'optimizer = "adamm": must be one of .*adam'),
         ({"optimizer_args": {"beta": 1}}, r"optimizer_args = .*beta"),

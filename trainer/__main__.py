@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     train = step("train", _train, "train and export a model", examples, output)
     train.add_argument("--checkpoints", type=Path, metavar="PATH",
                        help="folder of this training's checkpoints (default: OUTPUT.checkpoints)")  # fmt: skip
+    train.add_argument("--mirror", metavar="URI", help="gs:// prefix that checkpoints are copied to")
     step("evaluate", _evaluate, "measure a model, judge it and write the report", examples,
          ("--model", "folder of a trained model"), output)  # fmt: skip
     step("export", _export, "make a SavedModel of a .keras file", examples, ("--keras", "the .keras file"), output)
@@ -98,7 +99,7 @@ def _train(arguments: argparse.Namespace) -> None:
 
     config, seed = _section(arguments, TrainConfig, "train")
     checkpoints = arguments.checkpoints or arguments.output.with_name(arguments.output.name + ".checkpoints")
-    fit(config, seed, arguments.examples, arguments.output, checkpoints, _group(arguments))
+    fit(config, seed, arguments.examples, arguments.output, checkpoints, _group(arguments), arguments.mirror)
 
 
 def _group(arguments: argparse.Namespace) -> GroupConfig:

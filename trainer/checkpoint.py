@@ -14,12 +14,14 @@ import os
 import re
 import shutil
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trainer import storage
 from trainer.config import TrainConfig
 from trainer.consensus import Consensus
 from trainer.errors import BadInput, WorldFailure
@@ -68,15 +70,26 @@ class Checkpoints:
         identity: What must be the same for a checkpoint to be resumed, by the name a person knows it by.
         keep: Newest ones to keep, besides the best.
         workers: Who must agree. None: this process is alone.
+        mirror: A prefix of object storage that every checkpoint is copied to while the training goes on, for machines
+            whose disk does not outlive them. Leaving the `with` block waits for the last copy. None: there is none.
     """
 
     def __init__(
-        self, folder: Path, trainer: Any, identity: dict[str, Any], keep: int, workers: Consensus | None = None
+        self,
+        folder: Path,
+        trainer: Any,
+        identity: dict[str, Any],
+        keep: int,
+        workers: Consensus | None = None,
+        mirror: str | None = None,
     ) -> None:
         import tensorflow as tf
 
         self._folder, self._identity, self._keep = folder, identity, keep
         self._workers = workers or Consensus(trainer.strategy, None)
+        self._mirror = mirror
+        self._copier = ThreadPoolExecutor(1) if mirror else None
+        self._copy: Future | None = None
         weights = {id(variable) for variable in trainer.model.weights}
         # Plain lists, so that a weight is found by its number. Keras leaves the random state of dropout out of a model's
         # own checkpoint; a resumed run would differ.
@@ -87,6 +100,20 @@ class Checkpoints:
             averages=trainer.averages,
             loss_scale=[trainer.loss_scale.variables] if trainer.loss_scale is not None else [],
         )
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        if self._copier is not None:
+            try:
+                self._wait_for_copy()
+            except WorldFailure as error:
+                if kind is None:
+                    raise
+                say(f"warning: {error}")  # what ended the block says more
+            finally:
+                self._copier.shutdown()
 
     def save(self, state: State) -> None:
         """Writes a checkpoint and removes those no longer kept.
@@ -121,7 +148,10 @@ class Checkpoints:
                 f"the checkpoint of step {state.step} could not be written to {self._folder}: {_reason(error)};"
                 " earlier ones are untouched: make room and start the run again, it goes on from the newest"
             ) from error
+        self._wait_for_copy()  # of the one before, which may be removed now
         self._remove_old(state.best_step)
+        if self._copier is not None:
+            self._copy = self._copier.submit(self._copy_out, target, state.best_step)
 
     def restore(self) -> State | None:
         """Loads the newest whole checkpoint into the variables; all workers load the one that the chief found.
@@ -167,15 +197,49 @@ class Checkpoints:
     def clear(self) -> None:
         """Removes all of them: the run is done and a later one begins anew. For the chief alone."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._mirror is not None:
+            self._wait_for_copy()
+            storage.delete_prefix(self._mirror)
 
-    def _steps(self) -> list[int]:
-        if not self._folder.is_dir():
-            return []
-        matches = (_STEP_FOLDER.fullmatch(entry.name) for entry in self._folder.iterdir())
-        return [int(match[1]) for match in matches if match]
+    def _steps(self) -> set[int]:
+        here = [entry.name for entry in self._folder.iterdir()] if self._folder.is_dir() else []
+        there = storage.list_folders(self._mirror) if self._mirror is not None else []
+        return {int(match[1]) for match in map(_STEP_FOLDER.fullmatch, [*here, *there]) if match}
+
+    def _copy_out(self, folder: Path, best_step: int | None) -> None:
+        """Copies one checkpoint to the mirror and removes what is no longer kept there. Runs in a thread."""
+        assert self._mirror is not None
+        there = storage.join(self._mirror, folder.name)
+        storage.delete_prefix(there)  # of an earlier try that stopped at this very step
+        storage.publish(folder, there)
+        matches = filter(None, map(_STEP_FOLDER.fullmatch, storage.list_folders(self._mirror)))
+        for step in sorted((int(match[1]) for match in matches), reverse=True)[self._keep :]:
+            if step != best_step:
+                storage.delete_prefix(storage.join(self._mirror, f"step-{step:08d}"))
+
+    def _wait_for_copy(self) -> None:
+        copy, self._copy = self._copy, None
+        if copy is not None:
+            try:
+                copy.result()
+            except Exception as error:
+                raise WorldFailure(
+                    f"a checkpoint could not be copied to {self._mirror}: {_reason(error)}; start the run again, it goes"
+                    " on from the newest that is there"
+                ) from error
+
+    def _bring(self, step: int) -> None:
+        """Brings a checkpoint from the mirror where it is not on this machine."""
+        name = f"step-{step:08d}"
+        if self._mirror is not None and not (self._folder / name).is_dir():
+            try:
+                storage.stage(storage.join(self._mirror, name), self._folder / name)
+            except (storage.NotFound, WorldFailure) as error:  # half a copy: the one before it is whole
+                say(f"warning: the checkpoint of step {step} cannot be brought: {_reason(error)}")
 
     def _read(self, step: int) -> dict | None:
         """The content of a checkpoint's state file if every file is as it was written."""
+        self._bring(step)
         folder = self._folder / f"step-{step:08d}"
         try:
             content = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
@@ -202,7 +266,8 @@ class Checkpoints:
         status.assert_consumed()
 
     def _remove_old(self, best_step: int | None) -> None:
-        steps = sorted(self._steps(), reverse=True)
+        matches = map(_STEP_FOLDER.fullmatch, (entry.name for entry in self._folder.iterdir()))
+        steps = sorted((int(match[1]) for match in matches if match), reverse=True)
         for step in steps[self._keep :]:
             if step != best_step:
                 shutil.rmtree(self._folder / f"step-{step:08d}", ignore_errors=True)

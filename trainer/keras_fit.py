@@ -19,7 +19,9 @@ from trainer.progress import progress, say
 _STEPS_PER_EXECUTION = 32
 
 
-def fit_with_keras(run: Run, seed: int, folder: Path, checkpoints: Path, stop: StopSignals) -> dict[str, Any]:
+def fit_with_keras(
+    run: Run, seed: int, folder: Path, checkpoints: Path, mirror: str | None, stop: StopSignals
+) -> dict[str, Any]:
     """Trains with `model.fit`, an epoch a call, and exports.
 
     A run that was stopped goes on from the last finished epoch.
@@ -45,54 +47,60 @@ def fit_with_keras(run: Run, seed: int, folder: Path, checkpoints: Path, stop: S
                 " uneven last batch wrongly"
             )
     saver = Checkpoints(
-        checkpoints, trainer, identity(config, seed, run.manifest), config.keep_checkpoints, run.workers
+        checkpoints, trainer, identity(config, seed, run.manifest), config.keep_checkpoints, run.workers, mirror
     )
-    run.state = saver.restore() or run.state
-    stop.defer()
-    run.begin()
+    with saver:
+        run.state = saver.restore() or run.state
+        stop.defer()
+        run.begin()
 
-    class Watch(keras.callbacks.Callback):
-        """Shows progress, and ends the fit when a signal came."""
+        class Watch(keras.callbacks.Callback):
+            """Shows progress, and ends the fit when a signal came."""
 
-        def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-            loss = (logs or {}).get("loss")
-            bar.update(run.state.step + batch + 1, f"loss {loss:.4f}" if loss is not None else "")
-            if stop.asked is not None:
-                self.model.stop_training = True
+            def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+                loss = (logs or {}).get("loss")
+                bar.update(run.state.step + batch + 1, f"loss {loss:.4f}" if loss is not None else "")
+                if stop.asked is not None:
+                    self.model.stop_training = True
 
-    state, steps = run.state, math.ceil(kept / config.global_batch_size)
-    with progress("train-model", total=run.total_steps, unit="step") as bar:
-        while state.step < run.total_steps and not state.finished:
-            epoch = state.step // run.steps_per_epoch
-            with run.timed("stepping"):
-                history = trainer.model.fit(
-                    _epoch(run.train_feed, epoch, kept, config.global_batch_size, steps),
-                    initial_epoch=epoch,
-                    epochs=epoch + 1,
-                    verbose=0,
-                    shuffle=False,
-                    callbacks=[Watch()],
-                ).history
-            if stop.asked is not None:
-                raise Preempted(
-                    f"{stop.asked} in epoch {epoch + 1}: keras_fit keeps no place inside an epoch; the next run goes on"
-                    f" after step {state.step:,}"
-                )
-            loss = history["loss"][-1]
-            if not math.isfinite(loss):
-                raise WorldFailure(f"the loss is {loss} in epoch {epoch + 1}: lower train.learning_rate")
-            state.step = (epoch + 1) * run.steps_per_epoch
-            measure = history.get(trainer.objective.measure, [math.nan])[-1]
-            state.epoch_totals = [loss * kept, measure * kept, float(kept), float(run.train_feed.num_examples - kept)]
-            run.num_examples += kept
-            finish_epoch(run)
-            save(run, saver)
-    run.board.close()
-    if config.keep_best is not None and run.validation_feed is not None:
-        saver.restore_best(state)
-    summary = finish_run(run, seed, folder)
-    saver.clear()
-    return summary
+        state, steps = run.state, math.ceil(kept / config.global_batch_size)
+        with progress("train-model", total=run.total_steps, unit="step") as bar:
+            while state.step < run.total_steps and not state.finished:
+                epoch = state.step // run.steps_per_epoch
+                with run.timed("stepping"):
+                    history = trainer.model.fit(
+                        _epoch(run.train_feed, epoch, kept, config.global_batch_size, steps),
+                        initial_epoch=epoch,
+                        epochs=epoch + 1,
+                        verbose=0,
+                        shuffle=False,
+                        callbacks=[Watch()],
+                    ).history
+                if stop.asked is not None:
+                    raise Preempted(
+                        f"{stop.asked} in epoch {epoch + 1}: keras_fit keeps no place inside an epoch; the next run goes on"
+                        f" after step {state.step:,}"
+                    )
+                loss = history["loss"][-1]
+                if not math.isfinite(loss):
+                    raise WorldFailure(f"the loss is {loss} in epoch {epoch + 1}: lower train.learning_rate")
+                state.step = (epoch + 1) * run.steps_per_epoch
+                measure = history.get(trainer.objective.measure, [math.nan])[-1]
+                state.epoch_totals = [
+                    loss * kept,
+                    measure * kept,
+                    float(kept),
+                    float(run.train_feed.num_examples - kept),
+                ]
+                run.num_examples += kept
+                finish_epoch(run)
+                save(run, saver)
+        run.board.close()
+        if config.keep_best is not None and run.validation_feed is not None:
+            saver.restore_best(state)
+        summary = finish_run(run, seed, folder)
+        saver.clear()
+        return summary
 
 
 def _check(run: Run) -> None:

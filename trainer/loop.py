@@ -48,6 +48,7 @@ def fit(
     folder: Path,
     checkpoints: Path,
     group: GroupConfig | None = None,
+    mirror: str | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Any]:
     """Trains and exports a model. Every process of a group calls it; the environment says who it is.
@@ -60,6 +61,7 @@ def fit(
         checkpoints: Folder of this training's checkpoints, which all workers share; a training found there goes on.
             Removed at the end.
         group: How patient the processes are with one another.
+        mirror: Prefix of object storage that checkpoints are copied to, and found again on another machine.
         clock: Seconds that only grow.
 
     Returns:
@@ -76,7 +78,9 @@ def fit(
         if description is not None and description.parameter_servers:
             from trainer.parameter_server import fit_asynchronously
 
-            return fit_asynchronously(config, seed, examples, folder, checkpoints, description, group, stop, clock)
+            return fit_asynchronously(
+                config, seed, examples, folder, checkpoints, mirror, description, group, stop, clock
+            )
 
         # 1. Who trains, then devices, before anything touches TensorFlow; seeds before any weight is drawn.
         manifest = read_manifest(examples)
@@ -93,37 +97,38 @@ def fit(
         if config.loop == "keras_fit":
             from trainer.keras_fit import fit_with_keras
 
-            return fit_with_keras(run, seed, folder, checkpoints, stop)
+            return fit_with_keras(run, seed, folder, checkpoints, mirror, stop)
 
         # 3. Where an earlier try stopped.
         saver = Checkpoints(
-            checkpoints, run.trainer, identity(config, seed, manifest), config.keep_checkpoints, workers
+            checkpoints, run.trainer, identity(config, seed, manifest), config.keep_checkpoints, workers, mirror
         )
-        run.state = saver.restore() or run.state
-        if run.state.step:
-            say(f"resuming after step {run.state.step:,} of {run.total_steps:,}")
-        elif config.warm_start is not None:
-            begin_warm(run.trainer, config.warm_start)
+        with saver:
+            run.state = saver.restore() or run.state
+            if run.state.step:
+                say(f"resuming after step {run.state.step:,} of {run.total_steps:,}")
+            elif config.warm_start is not None:
+                begin_warm(run.trainer, config.warm_start)
 
-        # 4. Epoch by epoch, until all are done or the validation no longer improves.
-        stop.defer()
-        run.begin()
-        with progress("train-model", total=run.total_steps, unit="step") as bar:
-            while run.state.step < run.total_steps and not run.state.finished:
-                _run_epoch(run, saver, bar, stop)
-                finish_epoch(run)
-                save(run, saver)  # after the bookkeeping, so that a resumed run does not do it twice
-                if workers.add([float(stop.asked is not None)])[0]:
-                    raise preempted(stop, run.state)
-        run.board.close()
+            # 4. Epoch by epoch, until all are done or the validation no longer improves.
+            stop.defer()
+            run.begin()
+            with progress("train-model", total=run.total_steps, unit="step") as bar:
+                while run.state.step < run.total_steps and not run.state.finished:
+                    _run_epoch(run, saver, bar, stop)
+                    finish_epoch(run)
+                    save(run, saver)  # after the bookkeeping, so that a resumed run does not do it twice
+                    if workers.add([float(stop.asked is not None)])[0]:
+                        raise preempted(stop, run.state)
+            run.board.close()
 
-        # 5. The best weights, then the averages if they are what is wanted, leave the strategy and are exported.
-        if config.keep_best is not None and run.validation_feed is not None:
-            saver.restore_best(run.state)
-        summary = finish_run(run, seed, folder)
-        workers.wait()  # the chief has written the model; only now may anybody leave
-        if workers.is_chief:
-            saver.clear()
+            # 5. The best weights, then the averages if they are what is wanted, leave the strategy and are exported.
+            if config.keep_best is not None and run.validation_feed is not None:
+                saver.restore_best(run.state)
+            summary = finish_run(run, seed, folder)
+            workers.wait()  # the chief has written the model; only now may anybody leave
+            if workers.is_chief:
+                saver.clear()
         return summary
 
 
@@ -347,7 +352,8 @@ def show(run: Run, report: Report, num_steps: int, epoch: int, seconds: float, b
     bar.update(
         state.step,
         f"epoch {epoch + 1}/{run.config.epochs} · loss {loss:.4f} · learning rate {learning_rate:.3g} ·"
-        f" {rate:,.0f} examples/s · {1000 * seconds / num_steps:.3g} ms/step{waiting}",
+        f" {rate:,.0f} examples/s · {1000 * seconds / num_steps:.3g} ms/step{waiting} ·"
+        f" {(run.total_steps - state.step) * seconds / num_steps:,.0f} s left",
     )
     curves = {"loss": loss, "learning_rate": learning_rate, "examples_per_second": rate}
     if run.trainer.loss_scale is not None:

@@ -1,6 +1,6 @@
 """Asynchronous training: workers take steps whenever they are free, and the variables live on parameter servers.
 
-    summary = fit_asynchronously(config, seed, examples, folder, checkpoints, description, group, stop, clock)
+    summary = fit_asynchronously(config, seed, examples, folder, checkpoints, mirror, description, group, stop, clock)
 
 The chief schedules every step of an epoch once, by its number; the worker that is free gathers that step's batch from the
 split, which it holds in memory. So every example is seen once an epoch whichever worker takes it, and a step whose worker
@@ -37,6 +37,7 @@ def fit_asynchronously(
     examples: Path,
     folder: Path,
     checkpoints: Path,
+    mirror: str | None,
     description: ClusterDescription,
     group: GroupConfig,
     stop: StopSignals,
@@ -72,32 +73,33 @@ def fit_asynchronously(
     loop.announce(run)
     trainer = Trainer(strategy, run.build, config, run.trainer.objective, run.total_steps)
     saver = Checkpoints(
-        checkpoints, trainer, loop.identity(config, seed, manifest), config.keep_checkpoints, run.workers
+        checkpoints, trainer, loop.identity(config, seed, manifest), config.keep_checkpoints, run.workers, mirror
     )
-    run.state = saver.restore() or run.state
-    if run.state.step:
-        say(f"resuming after step {run.state.step:,} of {run.total_steps:,}")
-    elif config.warm_start is not None:
-        loop.begin_warm(trainer, config.warm_start)
+    with saver:
+        run.state = saver.restore() or run.state
+        if run.state.step:
+            say(f"resuming after step {run.state.step:,} of {run.total_steps:,}")
+        elif config.warm_start is not None:
+            loop.begin_warm(trainer, config.warm_start)
 
-    schedule = _scheduler(trainer, coordinator, examples, manifest, seed)
-    stop.defer()
-    run.begin()
-    with progress("train-model", total=run.total_steps, unit="step") as bar:
-        while run.state.step < run.total_steps and not run.state.finished:
-            _run_epoch(run, saver, schedule, bar, stop)
+        schedule = _scheduler(trainer, coordinator, examples, manifest, seed)
+        stop.defer()
+        run.begin()
+        with progress("train-model", total=run.total_steps, unit="step") as bar:
+            while run.state.step < run.total_steps and not run.state.finished:
+                _run_epoch(run, saver, schedule, bar, stop)
+                _copy_weights(trainer, run.trainer)
+                loop.finish_epoch(run)
+                loop.save(run, saver)
+                if stop.asked is not None:
+                    raise loop.preempted(stop, run.state)
+        run.board.close()
+        if config.keep_best is not None and run.validation_feed is not None:
+            saver.restore_best(run.state)
             _copy_weights(trainer, run.trainer)
-            loop.finish_epoch(run)
-            loop.save(run, saver)
-            if stop.asked is not None:
-                raise loop.preempted(stop, run.state)
-    run.board.close()
-    if config.keep_best is not None and run.validation_feed is not None:
-        saver.restore_best(run.state)
-        _copy_weights(trainer, run.trainer)
-    summary = loop.finish_run(run, seed, folder)
-    saver.clear()
-    return summary
+        summary = loop.finish_run(run, seed, folder)
+        saver.clear()
+        return summary
 
 
 def _serve(description: ClusterDescription) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer import storage
 from trainer.config import DataConfig, EvaluateConfig, GroupConfig, PushConfig, TrainConfig, parse_json
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, TriremeError
 from trainer.progress import say
@@ -70,12 +71,15 @@ def train_model(train: str, group: str, seed: int, name: str, root: str, example
     config = parse_json(TrainConfig, train, path="train")
     processes = parse_json(GroupConfig, group, path="cluster")
     digest = read_manifest(Path(examples.path)).digest
-    checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / run_key(config, seed, digest)
+    key, mirror = run_key(config, seed, digest), None
+    checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / key
+    if storage.is_remote(root):  # this machine's disk does not outlive it
+        mirror = storage.join(root, f"checkpoints/{name}/{key}")
     if processes.is_several:
         from trainer.launch.training import train_as_group as train_it
     else:
         from trainer.loop import fit as train_it
-    summary = train_it(config, seed, Path(examples.path), Path(model.path), checkpoints, processes)
+    summary = train_it(config, seed, Path(examples.path), Path(model.path), checkpoints, processes, mirror)
     model.metadata.update(
         framework="tensorflow",
         model=config.model,

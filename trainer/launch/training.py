@@ -20,7 +20,13 @@ from trainer.progress import say
 
 
 def train_as_group(
-    config: TrainConfig, seed: int, examples: Path, folder: Path, checkpoints: Path, group: GroupConfig
+    config: TrainConfig,
+    seed: int,
+    examples: Path,
+    folder: Path,
+    checkpoints: Path,
+    group: GroupConfig,
+    mirror: str | None = None,
 ) -> dict[str, Any]:
     """Trains with as many processes as the group says and returns what `train.json` holds.
 
@@ -31,6 +37,7 @@ def train_as_group(
         folder: Where the chief puts the model; logs go beside it, into `<folder>.logs`.
         checkpoints: Folder of this training's checkpoints.
         group: How many processes, and how patient they are.
+        mirror: Prefix of object storage that checkpoints are copied to.
 
     Raises:
         BadInput, Preempted, WorldFailure: As the process that failed first said.
@@ -54,6 +61,7 @@ def train_as_group(
             [
                 *(sys.executable, "-m", "trainer", "train", str(file)),
                 *("--examples", str(examples), "--output", str(folder), "--checkpoints", str(checkpoints)),
+                *(("--mirror", mirror) if mirror else ()),
             ],
             group.num_workers,
             group.num_parameter_servers,
