@@ -161,4 +161,4 @@ def test_parameter_servers_outlive_a_worker_and_start_again_after_a_lost_server(
     assert (result.exit_code, result.restarts) == (0, restarts), said[-30:]
     assert ("chief", "total 60.0") in said
     assert len([1 for source, line in said if source == victim and line.startswith("serving")]) == 2
-    assert [line for source, line in said if source == "launcher"][0].startswith(f"{victim} was ended by SIGKILL")
+    assert next(line for source, line in said if source == "launcher").startswith(f"{victim} was ended by SIGKILL")
