@@ -506,7 +506,7 @@ def test_tensorboard_can_read_the_scalars_the_graph_and_the_profile(train, tmp_p
 
 @pytest.mark.slow
 def test_deterministic_operations_are_asked_for(examples, tmp_path):
-    config = parse(TrainConfig, {"model": "mlp", "epochs": 1, "deterministic": True})
+    config = parse(TrainConfig, {"model": "mlp", "epochs": 1, "global_batch_size": 16, "deterministic": True})
     program = (
         "import sys; from pathlib import Path; from trainer.config import *; from trainer.loop import fit\n"
         "fit(parse_json(TrainConfig, sys.argv[1]), 3, *map(Path, sys.argv[2:]))\n"
