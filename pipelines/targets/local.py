@@ -26,6 +26,7 @@ from trainer.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
     BadInput,
     TriremeError,
 )
