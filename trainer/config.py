@@ -127,7 +127,7 @@ class DataConfig(Section):
     `tfrecord`: files of `tf.Example`."""
     name: text(
         r"[\w.-]+(/[\w.-]+)?(:(\d+\.\d+\.\d+|\*))?|[A-Za-z_][\w.]*:[A-Za-z_]\w*",
-        "builder, builder/config, builder:1.0.0 or package.module:Class",
+        "builder, builder/config or builder:1.0.0, or package.module:Class",
     ) = "digits"
     """`tfds` only: builder, configuration and version (`digits`, `mnist`, `imagenet_resized/8x8`, `cifar10:3.0.2`), or
     your own builder as `package.module:Class`."""
