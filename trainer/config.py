@@ -240,6 +240,31 @@ class DataConfig(Section):
                 yield Problem(f"record_features.{name}.encoded", True, f"only an image is; set kinds.{name} to image")
 
 
+CheckName = Literal["type", "presence", "range", "new_values", "drift", "skew", "few_examples", "leakage"]
+
+
+class ValidateConfig(Section):
+    """How the prepared data is looked at before anything is trained on it."""
+
+    schema_file: str | None = None
+    """JSON file with what is expected, which you keep beside your configuration; read when the pipeline is compiled. Each
+    prepared dataset holds one to begin with, `schema.json`. None: that of the data the champion was trained on."""
+    severities: dict[CheckName, Literal["error", "warning", "off"]] = {}
+    """How grave a finding is; `error` ends the run. By default `type` and `presence` are errors, and the others are
+    warnings: `range`, `new_values`, `drift` (from the champion's data), `skew` (between splits), `few_examples` and
+    `leakage`."""
+    category_distance: Literal["l_infinity", "jensen_shannon"] = "l_infinity"
+    """How distributions of categories and classes are compared."""
+    number_distance: Literal["kolmogorov_smirnov", "jensen_shannon"] = "kolmogorov_smirnov"
+    """How distributions of numbers, text lengths and pixels are compared."""
+    drift_threshold: Fraction = 0.1
+    """Largest distance of the train split from the data that the champion was trained on."""
+    skew_threshold: Fraction = 0.1
+    """Largest distance of the other splits from the train split."""
+    min_examples_per_class: PositiveInt = 10
+    """Fewest examples that each class has in each split."""
+
+
 class EarlyStopping(Section):
     """End the training when the validation no longer improves."""
 
