@@ -53,7 +53,7 @@ def test_the_number_of_shards_follows_from_size_and_workers(num_examples, num_by
     found = count_shards(num_examples, num_bytes, shard_bytes, min_shards)
     assert 1 <= found <= num_examples
     assert found >= min(min_shards, num_examples)
-    assert found == num_examples or found == min_shards or (num_bytes + 64 * num_examples) / found <= shard_bytes
+    assert found in (num_examples, min_shards) or (num_bytes + 64 * num_examples) / found <= shard_bytes
 
 
 @settings(max_examples=15, deadline=None)
@@ -63,19 +63,15 @@ def test_every_example_is_in_exactly_one_shard_and_the_digest_repeats(tmp_path_f
     (folder / "in").mkdir()
     number = 0
     for file in range(files):
-        rows = [number + row for row in range(5 + file)]
+        rows = [number + row for row in range(20 + file)]
         number += len(rows)
         text = "size,label\n" + "".join(f"{row},{'ab'[row % 2]}\n" for row in rows)
         (folder / "in" / f"{file}.csv").write_text(text)
     config = DataConfig(
-        source="csv", path=str(folder / "in"), label_key="label", min_shards=min_shards, on_bad_record="skip",
+        source="csv", path=str(folder / "in"), label_key="label", min_shards=min_shards,
         splits=Splits(train="50%", validation=None, test="50%"),
     )  # fmt: skip
-    try:
-        manifest = prepare(config, seed, folder / "one")
-    except ValueError as error:  # a handful of rows may leave a split empty
-        assert "holds no examples" in str(error)
-        return
+    manifest = prepare(config, seed, folder / "one")
     assert sum(shard.num_examples for split in manifest.splits.values() for shard in split.shards) == number
     assert all(len(split.shards) == min(min_shards, split.num_examples) for split in manifest.splits.values())
     assert prepare(config, seed, folder / "two").digest == manifest.digest

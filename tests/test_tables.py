@@ -181,11 +181,11 @@ def test_identical_examples_on_both_sides_of_a_split_are_found(tmp_path, capfd):
 def test_the_label_decides_the_task_and_the_configuration_can_say_it(tmp_path):
     rows = "".join(f"{n / 3},{n},{n % 3},{n / 7}\n" for n in range(60))
     (tmp_path / "t.csv").write_text("size,many,few,ratio\n" + rows)
-    found = {}
+    found = []
     for label, task in (("many", None), ("few", None), ("ratio", None), ("few", "regression")):
         settings = DataConfig(source="csv", path=str(tmp_path / "t.csv"), splits=SHARES, label_key=label, task=task)
-        found[label, task] = prepare(settings, 7, tmp_path / f"{label}{task}").label.class_names
-    assert found == {("many", None): None, ("few", None): ["0", "1", "2"], ("ratio", None): None, ("few", "regression"): None}  # fmt: skip
+        found.append(prepare(settings, 7, tmp_path / f"{label}{task}").label.class_names)
+    assert found == [None, ["0", "1", "2"], None, None]
 
 
 def test_pictures_named_in_a_table_are_read_and_must_not_lead_out_of_its_folder(tmp_path):
@@ -205,7 +205,7 @@ def test_pictures_named_in_a_table_are_read_and_must_not_lead_out_of_its_folder(
     features, labels = load_split(tmp_path / "out", manifest, "train")
     assert (features["file"][:, 0, 0, 0] == labels * 20).all()
     table.write_text(table.read_text() + "../outside.png,3\n")
-    with pytest.raises(BadInput, match="row 22: .*leads out of the table's folder"):
+    with pytest.raises(BadInput, match=r"row 22: .*leads out of the table's folder"):
         prepare(settings, 7, tmp_path / "failed")
 
 
@@ -250,8 +250,7 @@ def test_any_bytes_are_prepared_or_refused_and_nothing_is_written_elsewhere(tmp_
     settings = config(folder / f"t.{form}", form, on_bad_record="skip" if skip else "fail")
     try:
         manifest = prepare(settings, 7, folder / "out")
-    except TriremeError as error:
-        assert str(error)
+    except TriremeError:
         assert set(folder.iterdir()) == before
     else:
         verify(folder / "out", manifest)

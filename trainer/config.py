@@ -404,7 +404,7 @@ MetricName = Literal[
     "accuracy", "loss", "macro_precision", "macro_recall", "macro_f1", "roc_auc",
     "mean_absolute_error", "root_mean_squared_error", "r2",
 ]  # fmt: skip
-_WITHOUT_BOUNDS = ("loss", "mean_absolute_error", "root_mean_squared_error", "r2")
+NUMBER_METRICS = ("mean_absolute_error", "root_mean_squared_error", "r2")
 
 
 class EvaluateConfig(Section):
@@ -425,7 +425,7 @@ class EvaluateConfig(Section):
             for problem in threshold.problems():
                 yield problem._replace(path=f"thresholds.{metric}.{problem.path}")
             value = threshold.value_threshold
-            if metric not in _WITHOUT_BOUNDS and value is not None and not 0.0 <= value <= 1.0:
+            if metric not in ("loss", *NUMBER_METRICS) and value is not None and not 0.0 <= value <= 1.0:
                 yield Problem(f"thresholds.{metric}.value_threshold", value, f"{metric} lies between 0 and 1")
 
 
