@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from trainer.config import (
+    NUMBER_METRICS,
     DataConfig,
     EvaluateConfig,
     PositiveInt,
@@ -19,6 +20,7 @@ from trainer.config import (
     PushConfig,
     Section,
     TrainConfig,
+    ValidateConfig,
     parse,
     text,
 )
@@ -70,6 +72,9 @@ class Config(Section):
     """Decides the order of the records, the first weights and every epoch's order."""
     data: DataConfig = DataConfig()
     """Where the examples come from and how they are prepared."""
+    validate_data: ValidateConfig | None = None
+    """How the prepared data is looked at before anything is trained on it. None: it is not, and the pipeline has no such
+    step."""
     train: TrainConfig = TrainConfig()
     """The model, its optimizer, and how the training goes."""
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -87,6 +92,7 @@ class Config(Section):
                 for problem in section.problems():
                     yield problem._replace(path=f"{name}.{problem.path}")
         train, cluster = self.train, self.cluster
+        yield from self._task_problems()
         gpus = cluster.accelerator.count if cluster.accelerator else 0
         if gpus > 1 and train.strategy in ("default", "one_device"):
             yield Problem(
@@ -104,6 +110,28 @@ class Config(Section):
                 train.early_stopping.model_dump(),
                 "needs a validation split, and data.splits.validation is null",
             )
+
+    def _task_problems(self) -> Iterator[Problem]:
+        """Settings of classes where the label is a number, and the other way round, as far as `data.task` says it."""
+        if self.data.task is None:
+            return
+        train, task = self.train, self.data.task
+        other = "accuracy" if task == "regression" else "mean_absolute_error"
+        watched = [("keep_best", train.keep_best)]
+        if train.early_stopping is not None:
+            watched.append(("early_stopping.metric", train.early_stopping.metric))
+        for key, metric in watched:
+            if metric == other:
+                yield Problem(f"train.{key}", metric, f"is no metric of {task} (data.task)")
+        for metric in self.evaluate.thresholds:
+            if (metric in NUMBER_METRICS) != (task == "regression"):
+                yield Problem("evaluate.thresholds", metric, f"is no metric of {task} (data.task)")
+        if task == "regression":
+            for key in ("class_weights", "label_smoothing"):
+                if getattr(train, key):
+                    yield Problem(
+                        f"train.{key}", getattr(train, key), "belongs to classes, and data.task is regression"
+                    )
 
 
 def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:
