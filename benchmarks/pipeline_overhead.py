@@ -2,9 +2,9 @@
 
     python benchmarks/pipeline_overhead.py --pairs 3
 
-Each pair is a whole `trireme run` (a process a task, compiled with kfp) and one process that prepares, trains, evaluates, judges
-and pushes by the trainer's own functions, each from nothing: a new root and a new folder for TensorFlow Datasets. The two take
-turns in going first, so that a machine that changes speed does not favour either.
+Each pair is a whole `trireme run` (a process a task, compiled with kfp) and one process that prepares, trains, evaluates,
+judges and pushes by the trainer's own functions, each from nothing: a new root and a new folder for TensorFlow Datasets.
+The two take turns in going first, so that a machine that changes speed does not favour either.
 """
 
 import argparse
