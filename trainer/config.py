@@ -92,10 +92,16 @@ class DataConfig(Section):
     """Whether preparation may fetch the dataset from its source when it is not in `data_dir`."""
     splits: Splits = Splits()
     """Which examples train, validate and test."""
-    image_key: str | None = None
-    """The feature that holds the image. None: the builder's supervised input."""
+    input_keys: list[str] | None = None
+    """The features that the model is given. None: the builder's supervised input."""
     label_key: str | None = None
-    """The feature that holds the class label. None: the builder's supervised target."""
+    """The feature that is to be told. None: the builder's supervised target."""
+    weight_key: str | None = None
+    """A number in each record that multiplies its loss in training. None: every example weighs the same."""
+    kinds: dict[str, Literal["image", "number", "category", "text"]] = {}
+    """What a feature is taken for, where its type leaves a choice: `{zip_code: category, title: text}`."""
+    task: Literal["classification", "regression"] | None = None
+    """What is to be told: one of several classes, or a number. None: the label's type decides."""
     image_size: tuple[PositiveInt, PositiveInt] | None = None
     """Height and width in pixels that every image is resized to. None: the builder's own size, which must be fixed."""
 
@@ -108,8 +114,8 @@ class DataConfig(Section):
 class EarlyStopping(Section):
     """End the training when the validation no longer improves."""
 
-    metric: Literal["loss", "accuracy"] = "loss"
-    """The validation metric that is watched."""
+    metric: Literal["loss", "accuracy", "mean_absolute_error"] = "loss"
+    """The validation metric that is watched: `accuracy` of classes, `mean_absolute_error` of numbers."""
     patience_epochs: PositiveInt = 5
     """Epochs without an improvement after which the training ends."""
     min_delta: Annotated[float, Field(ge=0.0)] = 0.0
@@ -148,8 +154,9 @@ class TrainConfig(Section):
     """How the learning rate changes from step to step."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Probability mass that is spread evenly over all classes."""
-    class_weights: dict[str, Annotated[float, Field(ge=0.0)]] = {}
-    """Weight of an example's loss by its class name; a class that is not named weighs 1."""
+    class_weights: dict[str, Annotated[float, Field(ge=0.0)]] | Literal["balanced"] = {}
+    """Weight of an example's loss by its class name; a class that is not named weighs 1. `balanced`: each class weighs
+    the same in all, whatever its number of examples."""
     clip_value: PositiveFloat | None = None
     """Clip every gradient element to ± this, after the replicas' gradients were added."""
     clip_norm: PositiveFloat | None = None
@@ -162,7 +169,7 @@ class TrainConfig(Section):
     """Decay of an exponential moving average of the weights, which is then evaluated and exported. None: none is kept."""
     early_stopping: EarlyStopping | None = None
     """End the training when the validation no longer improves. None: all epochs are trained."""
-    keep_best: Literal["loss", "accuracy"] | None = "loss"
+    keep_best: Literal["loss", "accuracy", "mean_absolute_error"] | None = "loss"
     """Export the weights of the epoch with the best validation value of this metric. None: those of the last epoch."""
     strategy: Literal["default", "one_device", "mirrored"] = "default"
     """The `tf.distribute` strategy."""
@@ -228,7 +235,11 @@ class Threshold(Section):
             yield Problem("value_threshold", None, "a threshold needs value_threshold, change_threshold or both")
 
 
-MetricName = Literal["accuracy", "loss", "macro_precision", "macro_recall", "macro_f1", "roc_auc"]
+MetricName = Literal[
+    "accuracy", "loss", "macro_precision", "macro_recall", "macro_f1", "roc_auc",
+    "mean_absolute_error", "root_mean_squared_error", "r2",
+]  # fmt: skip
+_WITHOUT_BOUNDS = ("loss", "mean_absolute_error", "root_mean_squared_error", "r2")
 
 
 class EvaluateConfig(Section):
@@ -249,7 +260,7 @@ class EvaluateConfig(Section):
             for problem in threshold.problems():
                 yield problem._replace(path=f"thresholds.{metric}.{problem.path}")
             value = threshold.value_threshold
-            if metric != "loss" and value is not None and not 0.0 <= value <= 1.0:
+            if metric not in _WITHOUT_BOUNDS and value is not None and not 0.0 <= value <= 1.0:
                 yield Problem(f"thresholds.{metric}.value_threshold", value, f"{metric} lies between 0 and 1")
 
 

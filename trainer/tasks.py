@@ -55,6 +55,7 @@ def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
     manifest = prepare(parse_json(DataConfig, data, path="data"), seed, Path(examples.path), _local(root, "prepared"))
     examples.metadata.update(
         digest=manifest.digest,
+        task=manifest.task,
         num_classes=len(manifest.class_names),
         **{f"num_{name}_examples": split.num_examples for name, split in manifest.splits.items()},
     )
@@ -104,9 +105,10 @@ def evaluate_model(
     for metric, value in found["metrics"].items():
         if value is not None:  # Kubeflow's metadata takes finite numbers only
             metrics.log_metric(metric, value)
-    classification_metrics.log_confusion_matrix(found["class_names"], found["confusion_matrix"])
-    curve = found["roc_micro"]
-    if curve["fpr"]:
+    if found["task"] == "classification":
+        classification_metrics.log_confusion_matrix(found["class_names"], found["confusion_matrix"])
+    curve = found.get("roc_micro")
+    if curve and curve["fpr"]:
         classification_metrics.log_roc_curve(curve["fpr"], curve["tpr"], curve["thresholds"])
     shown = ", ".join(f"{key} {value:.4f}" for key, value in found["metrics"].items() if value is not None)
     say(f"test, {found['num_examples']:,} examples: {shown}")

@@ -21,9 +21,11 @@ import numpy as np
 
 from trainer.atomic import aside
 from trainer.config import DataConfig
-from trainer.data.manifest import ImageFeature, Manifest, Shard, Split, read_manifest, verify, write_manifest
+from trainer.data.manifest import Label, Manifest, Shard, Split, read_manifest, verify, write_manifest
+from trainer.data.records import Encoder, finish, label_entry
+from trainer.data.statistics import Collector, Statistics, collectors, write_statistics
 from trainer.data.tfds_source import TfdsSource
-from trainer.errors import BadInput, TriremeError
+from trainer.errors import TriremeError
 from trainer.progress import progress, say
 
 _SHARD_BYTES = 64 * 1024**2
@@ -68,59 +70,63 @@ def prepare(config: DataConfig, seed: int, folder: Path, store: Path | None = No
 
 
 def _write(source: TfdsSource, seed: int, folder: Path) -> Manifest:
-    splits = {}
-    for name, expression in source.splits.items():
-        splits[name] = _write_split(source, name, expression, seed, folder)
-        if splits[name].num_examples == 0:
-            raise BadInput(f"data.splits.{name} = {json.dumps(expression)}: holds no examples")
+    splits, counted = {}, {}
+    for name in source.splits:
+        splits[name], counted[name] = _write_split(source, name, seed, folder)
+    weight = "weight" if source._weight_path else None
     manifest = Manifest(
-        source=source.identity_fields(),
-        image=ImageFeature(shape=source.image_shape),
-        class_names=source.class_names,
+        source=source.description(),
+        features=source.features,
+        label=Label(name=source.label_name, class_names=source.class_names),
+        weight=weight,
         splits=splits,
+        statistics_sha256=write_statistics(folder, Statistics(splits=counted)),
     )
     return write_manifest(folder, manifest)
 
 
-def _write_split(source: TfdsSource, name: str, expression: str, seed: int, folder: Path) -> Split:
-    expected = source.num_examples(expression)
-    num_shards = max(1, math.ceil(expected * (math.prod(source.image_shape) + 64) / _SHARD_BYTES))
-    label_counts = np.zeros(len(source.class_names), np.int64)
+def _write_split(source: TfdsSource, name: str, seed: int, folder: Path) -> tuple[Split, dict]:
+    parts = [part for part in source.parts if part.split == name]
+    expected = sum(part.num_examples or 0 for part in parts)
+    encode = Encoder(source.features)
+    counters = collectors(source.features)
+    counters[source.label_name] = Collector("category" if source.is_classification else "number")
+    num_shards = max(1, math.ceil(expected * 3200 / _SHARD_BYTES))
+    classes = {class_name: index for index, class_name in enumerate(source.class_names or [])}
+    label_counts = np.zeros(len(classes), np.int64)
     spill = [(folder / f".{name}-{shard}.spill").open("wb+") for shard in range(num_shards)]
     count = 0
     with progress("prepare-data", total=expected, unit=f"{name} example") as bar:
-        for index, (image, label) in enumerate(source.examples(expression)):
-            key = _record_key(seed, name, index)
-            record = _serialize(image, label)
-            stream = spill[key * num_shards >> 64]
-            stream.write(_SPILL_HEADER.pack(key, len(record)))
-            stream.write(record)
-            label_counts[label] += 1
-            count = index + 1
-            if count % 256 == 0:
+        for part in parts:
+            for chunk in source.read(part):
+                for feature, values in chunk.columns.items():
+                    counters[feature].add(values)
+                counters[source.label_name].add(chunk.labels)
+                for row, label in enumerate(chunk.labels):
+                    key = _record_key(seed, name, count)
+                    count += 1
+                    values = {feature: column[row] for feature, column in chunk.columns.items()}
+                    if classes:
+                        label = classes[label]
+                        label_counts[label] += 1
+                    record = finish(encode(values), label_entry(source.label_name, label))
+                    stream = spill[key * num_shards >> 64]
+                    stream.write(_SPILL_HEADER.pack(key, len(record)))
+                    stream.write(record)
                 bar.update(count)
-        bar.update(count)
     shards = []
     for shard, stream in enumerate(spill):
         path = folder / f"{name}-{shard:05d}-of-{num_shards:05d}.tfrecord"
         shards.append(_finish_shard(stream, path))
         stream.close()
         Path(stream.name).unlink()
-    return Split(num_examples=count, label_counts=label_counts.tolist(), shards=shards)
+    counted = {feature: counter.result() for feature, counter in counters.items()}
+    return Split(num_examples=count, label_counts=label_counts.tolist(), shards=shards), counted
 
 
 def _record_key(seed: int, split: str, index: int) -> int:
     """64 bits that are the same on every machine and in every version of every library."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{split}/{index}".encode(), digest_size=8).digest(), "little")
-
-
-def _serialize(image: np.ndarray, label: int) -> bytes:
-    import tensorflow as tf
-
-    example = tf.train.Example()
-    example.features.feature["image"].bytes_list.value.append(image.tobytes())
-    example.features.feature["label"].int64_list.value.append(label)
-    return example.SerializeToString(deterministic=True)  # without it, bytes differ from process to process
 
 
 def _finish_shard(stream: Any, path: Path) -> Shard:

@@ -1,0 +1,88 @@
+"""What every source of examples gives, wherever they come from: parts that can be read apart, in chunks of columns.
+
+for part in source.parts:
+    for chunk in source.read(part):
+        chunk.columns["image"], chunk.labels
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from trainer.data.manifest import Feature
+from trainer.errors import BadInput
+
+
+class Part(NamedTuple):
+    """A piece of the source that one process reads from beginning to end."""
+
+    split: str
+    """The split it belongs to."""
+    place: list[Any]
+    """Where it is, as plain data: a range of a split, a file, a row group."""
+    num_examples: int | None
+    """Examples in it, where that is known before it is read."""
+
+
+class BadRecord(NamedTuple):
+    """A record that cannot be used."""
+
+    file: str
+    """Where it stands."""
+    row: int
+    """Row or record there, from 1; lines of a text file."""
+    reason: str
+    """What is wrong with it."""
+
+
+@dataclass
+class Chunk:
+    """Some consecutive examples of a part, column by column."""
+
+    columns: dict[str, Sequence[Any]]
+    """By feature: uint8 arrays, float32 arrays or numbers, text."""
+    labels: Sequence[Any]
+    """Class names (text) or numbers (float)."""
+    weights: Sequence[float] | None = None
+    """What each example's loss is multiplied by."""
+    bad: list[BadRecord] = field(default_factory=list)
+    """Records that stood among them and cannot be used."""
+
+
+class Source(Protocol):
+    """Where examples come from. Making it looks at the source and refuses what cannot work."""
+
+    features: dict[str, Feature]
+    label_name: str
+    class_names: list[str] | None
+    """The classes, where the source knows them; None where the label is a number or they are found while reading."""
+    is_classification: bool
+    parts: list[Part]
+
+    def identity(self) -> dict[str, Any]:
+        """What changes when the content does, as plain data."""
+
+    def description(self) -> dict[str, str | int | None]:
+        """Kind, name and version, for the manifest."""
+
+    def read(self, part: Part) -> Iterator[Chunk]:
+        """The part's examples, in an order that is always the same."""
+
+
+def plain_names(names: Sequence[str], setting: str) -> dict[str, str]:
+    """Feature name by name in the source: letters, digits and underscores, because a signature carries it.
+
+    Raises:
+        BadInput: Two names become the same.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
+        if not plain or not plain[0].isalpha():
+            plain = f"x_{plain}" if plain else "x"
+        for other, taken in found.items():
+            if taken == plain:
+                raise BadInput(f"{setting}: {name!r} and {other!r} would both be called {plain}; rename one")
+        found[name] = plain
+    return found
