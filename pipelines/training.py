@@ -27,7 +27,7 @@ def build_pipeline(config: Config) -> Any:
     """
     places = places_of(config)
 
-    @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.name}")
+    @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.subject}")
     def training(
         data: str = config.data.to_json(),
         train: str = config.train.to_json(),

@@ -16,13 +16,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from trainer.errors import BadInput
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+
+
+def text(pattern: str, rule: str) -> Any:
+    """A type for text of one form; whoever gives another form reads the rule, not the pattern."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise PydanticCustomError("form", "must be {rule}", {"rule": rule})
+        return value
+
+    return Annotated[str, AfterValidator(check), Field(json_schema_extra={"pattern": f"^(?:{pattern})$"})]
+
 
 _MODEL_NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "models")])))
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -62,7 +75,12 @@ S = TypeVar("S", bound=Section)
 
 
 class Splits(Section):
-    """Which examples train, validate and test; each is a split expression of TensorFlow Datasets."""
+    """Which examples train, validate and test.
+
+    For `tfds` each is a split expression of TensorFlow Datasets. For the other sources all are shares of the whole that
+    add up to 100 (`80%`), or all are patterns of files under `data.path` (`train/*.csv`; for `image_folder` the folder
+    that holds the classes).
+    """
 
     train: str = "train[:90%]"
     """Examples that the weights are fitted to."""
@@ -70,45 +88,156 @@ class Splits(Section):
     """Examples that are looked at after each epoch, to choose the best weights. None: there are none."""
     test: str = "test"
     """Examples that nothing but the evaluation sees."""
+    by: str | None = None
+    """A column whose equal values never fall into two splits, such as a person's number; goes with shares.
+    None: shares are cut by position."""
 
-    def problems(self) -> Iterator[Problem]:
-        """Split expressions that cannot be read."""
-        for key in ("train", "validation", "test"):
-            expression = getattr(self, key)
-            if expression is not None and (rule := _split_fault(expression)):
-                yield Problem(key, expression, rule)
+    def named(self) -> dict[str, str]:
+        """What was given for each split that there is."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def shares(self) -> dict[str, int]:
+        """Percent by split, where shares were given; otherwise empty."""
+        found = {name: _SHARE.fullmatch(value) for name, value in self.named().items()}
+        return {name: int(match[1]) for name, match in found.items() if match} if all(found.values()) else {}
+
+
+_SHARE = re.compile(r"(\d{1,3})%")
+SourceName = Literal["tfds", "image_folder", "csv", "tsv", "jsonl", "parquet", "tfrecord"]
+KindName = Literal["image", "number", "category", "text"]
+
+
+class RecordFeature(Section):
+    """How one feature stands in the `tf.Example` records of a `tfrecord` source."""
+
+    type: Literal["int64", "float32", "bytes"]
+    """The list of the example that holds it."""
+    shape: tuple[PositiveInt, ...] = ()
+    """Shape of its value; empty for a single one. Of an image, height, width and channels."""
+    encoded: bool = False
+    """An image only: the bytes are a JPEG, PNG or another image file, not the pixels themselves."""
 
 
 class DataConfig(Section):
     """Where the examples come from and how they are prepared."""
 
-    source: Literal["tfds"] = "tfds"
-    """`tfds`: a TensorFlow Datasets builder."""
-    name: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?(:(\d+\.\d+\.\d+|\*))?$")] = "digits"
-    """Builder, configuration and version: `digits`, `mnist`, `imagenet_resized/8x8`, `cifar10:3.0.2`."""
+    source: SourceName = "tfds"
+    """`tfds`: a TensorFlow Datasets builder. `image_folder`: a folder a class. `csv`, `tsv`, `jsonl`, `parquet`: tables.
+    `tfrecord`: files of `tf.Example`."""
+    name: text(
+        r"[\w.-]+(/[\w.-]+)?(:(\d+\.\d+\.\d+|\*))?|[A-Za-z_][\w.]*:[A-Za-z_]\w*",
+        "builder, builder/config or builder:1.0.0, or package.module:Class",
+    ) = "digits"
+    """`tfds` only: builder, configuration and version (`digits`, `mnist`, `imagenet_resized/8x8`, `cifar10:3.0.2`), or
+    your own builder as `package.module:Class`."""
+    path: str | None = None
+    """The other sources: a folder, a file or a pattern of files, here or as `gs://…`. `tfds`: the folder of a prepared
+    version, such as `/data/mnist/3.0.1`, in place of `name`."""
     data_dir: str | None = None
-    """Folder with builders that were prepared before, and where new ones are put. None: TFDS's own default."""
+    """`tfds` only: folder with builders that were prepared before, and where new ones are put. None: TFDS's default."""
     download: bool = True
-    """Whether preparation may fetch the dataset from its source when it is not in `data_dir`."""
+    """`tfds` only: whether preparation may fetch the dataset from its source when it is not in `data_dir`."""
     splits: Splits = Splits()
     """Which examples train, validate and test."""
     input_keys: list[str] | None = None
-    """The features that the model is given. None: the builder's supervised input."""
+    """The features that the model is given. None: the builder's supervised input; of a table, every column but the
+    label, the weight and `splits.by`."""
     label_key: str | None = None
-    """The feature that is to be told. None: the builder's supervised target."""
+    """The feature that is to be told. None: the builder's supervised target; an image folder's classes."""
     weight_key: str | None = None
     """A number in each record that multiplies its loss in training. None: every example weighs the same."""
-    kinds: dict[str, Literal["image", "number", "category", "text"]] = {}
-    """What a feature is taken for, where its type leaves a choice: `{zip_code: category, title: text}`."""
+    kinds: dict[str, KindName] = {}
+    """What a feature is taken for, where its type leaves a choice: `{zip_code: category, title: text}`. A text column
+    taken for an `image` holds the image file's path, from the table's own folder."""
+    record_features: dict[str, RecordFeature] = {}
+    """`tfrecord` only: the features of the records, label and weight among them."""
     task: Literal["classification", "regression"] | None = None
     """What is to be told: one of several classes, or a number. None: the label's type decides."""
+    missing_values: list[str] = ["", "NA", "N/A", "NaN", "nan", "NULL", "null"]
+    """`csv` and `tsv` only: what stands for a value that is not there."""
     image_size: tuple[PositiveInt, PositiveInt] | None = None
-    """Height and width in pixels that every image is resized to. None: the builder's own size, which must be fixed."""
+    """Height and width in pixels that every image is resized to. None: their own size, which must be the same for all."""
+    image_channels: Literal[1, 3] | None = None
+    """Grey or colour, for images that are read from files. None: colour; `tfds` keeps the builder's own."""
+    on_bad_record: Literal["fail", "skip"] = "fail"
+    """What becomes of a record that cannot be used: it ends the preparation, or it is left out and counted."""
+    max_bad_records: PositiveInt = 100
+    """With `skip`: more bad records than this end the preparation after all."""
+    shard_bytes: PositiveInt = 64 * 1024**2
+    """About how large one file of the prepared dataset becomes."""
+    min_shards: PositiveInt = 1
+    """Fewest files a split is written to, so that as many workers can each take their own."""
+
+    @property
+    def subject(self) -> str:
+        """What the examples are called in a sentence."""
+        return self.path or self.name
 
     def problems(self) -> Iterator[Problem]:
-        """Nothing beyond the splits'."""
-        for problem in self.splits.problems():
-            yield problem._replace(path=f"splits.{problem.path}")
+        """Settings that do not belong to the source, and splits that cannot be read."""
+        given = self.splits.named()
+        if self.source == "tfds":
+            for key, value in given.items():
+                if rule := _split_fault(value):
+                    yield Problem(f"splits.{key}", value, rule)
+            if self.splits.by is not None:
+                yield Problem("splits.by", self.splits.by, "goes with shares of files, and source is tfds")
+        else:
+            yield from self._file_problems(given)
+        if self.source != "tfrecord" and self.record_features:
+            yield Problem("record_features", sorted(self.record_features), "belongs to source tfrecord")
+        if self.image_channels is not None and self.source == "tfds":
+            yield Problem("image_channels", self.image_channels, "a builder's images keep their own channels")
+        if self.label_key is not None and self.label_key in (self.input_keys or []):
+            yield Problem("label_key", self.label_key, "is among input_keys, and the model would only copy it")
+
+    def _file_problems(self, given: dict[str, str]) -> Iterator[Problem]:
+        if self.path is None:
+            yield Problem("path", None, f"source {self.source} needs a folder, a file or a pattern of files")
+        shares, percents = self.splits.shares(), [name for name, value in given.items() if _SHARE.fullmatch(value)]
+        for name, value in given.items():
+            if "[" in value and self.splits == Splits(by=self.splits.by):
+                yield Problem(f"splits.{name}", value, "must be a share such as 80%, or a pattern of files under path")
+            elif percents and not shares and name not in percents:
+                yield Problem(f"splits.{name}", value, f"must be a share, because {percents[0]} is one")
+        if shares and sum(shares.values()) != 100:
+            yield Problem("splits", shares, "shares must add up to 100 %")
+        for name in (name for name, share in shares.items() if share == 0):
+            yield Problem(f"splits.{name}", "0%", "holds no examples")
+        if self.splits.by is not None and not shares:
+            yield Problem("splits.by", self.splits.by, "goes with shares, and the splits are patterns of files")
+        if self.source == "image_folder":
+            for key in ("label_key", "weight_key", "input_keys"):
+                if getattr(self, key) is not None:
+                    yield Problem(
+                        key, getattr(self, key), "an image folder holds images and classes, nothing to choose"
+                    )
+            if self.splits.by is not None:
+                yield Problem("splits.by", self.splits.by, "an image folder has no columns")
+            if self.task == "regression":
+                yield Problem("task", self.task, "an image folder's labels are classes; put numbers into a table")
+        elif self.label_key is None:
+            yield Problem("label_key", None, f"source {self.source} needs the name of what is to be told")
+        if self.source == "tfrecord" and not self.record_features:
+            yield Problem("record_features", {}, "source tfrecord needs the features of its records")
+        if self.source == "tfrecord":
+            yield from self._record_problems()
+
+    def _record_problems(self) -> Iterator[Problem]:
+        for setting, keys in (
+            ("label_key", [self.label_key]),
+            ("weight_key", [self.weight_key]),
+            ("splits.by", [self.splits.by]),
+            ("input_keys", self.input_keys or []),
+            ("kinds", list(self.kinds)),
+        ):
+            for key in keys:
+                if key is not None and key not in self.record_features and self.record_features:
+                    yield Problem(setting, key, "is not in record_features")
+        for name, feature in self.record_features.items():
+            if feature.encoded and self.kinds.get(name) != "image":
+                yield Problem(f"record_features.{name}.encoded", True, f"only an image is; set kinds.{name} to image")
 
 
 class EarlyStopping(Section):
@@ -131,6 +260,15 @@ class LearningRateSchedule(Section):
     """Steps over which the rate grows from 0 in a straight line."""
     final_fraction: Fraction = 0.0
     """What is left of the learning rate at the last step, as a fraction (not for `constant`)."""
+
+
+class Augmentation(Section):
+    """One random change of the training images: a Keras layer and its arguments."""
+
+    layer: text(r"Random[A-Za-z]+", "the name of one of Keras's Random… layers")
+    """Name of a Keras layer, such as `RandomFlip`, `RandomTranslation` or `RandomRotation`."""
+    args: dict[str, Any] = {}
+    """Its keyword arguments, such as `{mode: horizontal}`."""
 
 
 class TrainConfig(Section):
@@ -157,6 +295,8 @@ class TrainConfig(Section):
     class_weights: dict[str, Annotated[float, Field(ge=0.0)]] | Literal["balanced"] = {}
     """Weight of an example's loss by its class name; a class that is not named weighs 1. `balanced`: each class weighs
     the same in all, whatever its number of examples."""
+    augmentation: list[Augmentation] = []
+    """Random changes of the images, in this order, while training and never when the model answers."""
     clip_value: PositiveFloat | None = None
     """Clip every gradient element to ± this, after the replicas' gradients were added."""
     clip_norm: PositiveFloat | None = None
@@ -324,6 +464,9 @@ def _validated(model: type[S], data: Any) -> tuple[list[Problem], S | None]:
             found = error.errors(include_url=False)
             wrong += [_problem(model, entry) for entry in found]
             remaining = _without(remaining, [_location(remaining, entry["loc"]) for entry in found])
+            for name, info in model.model_fields.items():
+                if info.is_required() and name not in remaining and info.examples:
+                    remaining[name] = info.examples[0]
             continue
         skipped = {problem.path for problem in wrong}
         crossings = [problem for problem in section.problems() if not (skipped & _mentioned(problem))]
@@ -409,7 +552,7 @@ def _fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:
 
 def suggestion(word: str, known: Sequence[str]) -> str:
     """`; did you mean …?` where a known word is near, else nothing."""
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -29,7 +29,7 @@ def export_model(model: Any, manifest: Manifest, folder: Path) -> None:
 
     archive = keras.export.ExportArchive()
     archive.track(model)
-    class_names = tf.constant(manifest.class_names)
+    class_names = tf.constant(manifest.class_names, tf.string)
 
     def serve(features: dict[str, Any]) -> dict[str, Any]:
         outputs = tf.cast(model(features, training=False), tf.float32)

@@ -76,7 +76,7 @@ def fit(
     steps_per_epoch = math.ceil(train_feed.num_examples / config.global_batch_size)
     total_steps = steps_per_epoch * config.epochs
 
-    spec = spec_of(manifest, examples)
+    spec = spec_of(manifest, examples, config.augmentation)
 
     def build() -> Any:
         return build_model(config, spec)

@@ -12,11 +12,12 @@ model sends what the dataset held. What preprocessing learns from data (means, v
 which are those of the training split and of no other; they are fixed, so that every process builds the same model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from trainer.config import Augmentation
 from trainer.data.manifest import Feature, Kind, Label, Manifest
 from trainer.data.statistics import FeatureStatistics, read_statistics
 from trainer.errors import BadInput
@@ -32,6 +33,8 @@ class ModelSpec:
     """What is to be told."""
     statistics: Mapping[str, FeatureStatistics]
     """Of the training split, by feature name; the label's under the label's name."""
+    augmentation: tuple[Augmentation, ...] = ()
+    """Random changes of the images that training asks for; `preprocessing.picture` makes the layers."""
 
     @property
     def task(self) -> Literal["classification", "regression"]:
@@ -80,15 +83,16 @@ class ModelSpec:
         )
 
 
-def spec_of(manifest: Manifest, examples: Path) -> ModelSpec:
+def spec_of(manifest: Manifest, examples: Path, augmentation: Sequence[Augmentation] = ()) -> ModelSpec:
     """The spec of a prepared dataset.
 
     Args:
         manifest: Its manifest.
         examples: Its folder.
+        augmentation: Random changes of the images while training.
 
     Raises:
         BadInput: Its statistics are missing or altered.
     """
     features = {name: manifest.features[name] for name in sorted(manifest.features)}
-    return ModelSpec(features, manifest.label, read_statistics(examples, manifest).splits["train"])
+    return ModelSpec(features, manifest.label, read_statistics(examples, manifest).splits["train"], tuple(augmentation))

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import Section, parse_json
-from trainer.data.manifest import STATISTICS_FILE, Feature, Kind, Manifest
+from trainer.data.manifest import STATISTICS_FILE, Kind, Manifest
 from trainer.errors import BadInput
 
 NUM_QUANTILES = 20
@@ -31,8 +31,7 @@ _COUNTED_VALUES = 200_000  # and while counting; the rarest are dropped beyond
 _SHOWN_BINS = 30
 _SKETCH_SIZE = 4096
 _PIXELS_EVERY = 16  # pixels of every so many images are counted; sizes of all
-_WORDS = re.compile(r"[^\s]+")
-_STRIPPED = re.compile(r"""[!"#$%&()*+,\-./:;<=>?@\[\\\]^_`{|}~']""")  # as keras.layers.TextVectorization does
+_STRIPPED = re.compile(rb"""[!"#$%&()*+,\-./:;<=>?@\[\\\]^_`{|}~']""")  # as keras.layers.TextVectorization does
 
 
 class ValueCount(Section):
@@ -89,6 +88,9 @@ class Statistics(Section):
 
     splits: dict[str, dict[str, FeatureStatistics]]
     """Statistics by split and name."""
+    shared_examples: dict[str, int] = {}
+    """Leakage: `train/test` → examples of the second split whose features are also in the first. Pairs with none are
+    left out."""
 
 
 class Collector:
@@ -108,7 +110,6 @@ class Collector:
     def add(self, values: Sequence[Any] | np.ndarray) -> None:
         """Adds a batch: numbers [n, …], images (any sizes, uint8) or strings."""
         if self.kind == "image":
-            self._values.update("×".join(map(str, image.shape[:2])) for image in values)
             pixels = [image for index, image in enumerate(values, self.num_examples) if index % _PIXELS_EVERY == 0]
             for image in pixels:
                 self._numbers.add_counts(np.bincount(image.reshape(-1), minlength=256))
@@ -121,6 +122,10 @@ class Collector:
         else:
             self._add_strings(list(values))
         self.num_examples += len(values)
+
+    def count_sizes(self, sizes: Sequence[str]) -> None:
+        """Adds the `height×width` of images as they were before they were resized."""
+        self._values.update(sizes)
 
     def merge(self, other: "Collector") -> None:
         """Adds what another collector found in the examples that follow."""
@@ -302,8 +307,8 @@ def _middle(key: int) -> float:
 
 
 def split_words(text: str) -> list[str]:
-    """Words as `keras.layers.TextVectorization` finds them: lower-case, without punctuation, cut at white space."""
-    return _WORDS.findall(_STRIPPED.sub("", text.lower()))
+    """Words as `keras.layers.TextVectorization` finds them: lower-case (A to Z), without punctuation, cut at blanks."""
+    return [word.decode() for word in _STRIPPED.sub(b"", text.encode().lower()).split()]
 
 
 def hash64(text: str) -> int:
@@ -335,13 +340,3 @@ def read_statistics(folder: Path, manifest: Manifest) -> Statistics:
     if hashlib.sha256(text.encode()).hexdigest() != manifest.statistics_sha256:
         raise BadInput(f"{file}: was altered; prepare the data again")
     return parse_json(Statistics, text, path=str(file))
-
-
-def kind_of_label(manifest_task: str) -> Kind:
-    """The kind under which a label is counted."""
-    return "category" if manifest_task == "classification" else "number"
-
-
-def collectors(features: dict[str, Feature]) -> dict[str, Collector]:
-    """One collector a feature."""
-    return {name: Collector(feature.kind) for name, feature in features.items()}

@@ -1,7 +1,9 @@
 """Examples out of a TensorFlow Datasets builder, in an order that is always the same."""
 
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,10 +68,12 @@ class TfdsSource:
         """The examples of a part, in the source's own order."""
         import tensorflow as tf
 
-        split, low, high = part.place
         # One file after another: only then does a part of a split hold the same examples as the whole has there.
         read_config = self._tfds.ReadConfig(interleave_cycle_length=1, add_tfds_id=False)
-        instruction = self._tfds.core.ReadInstruction(split, from_=low, to=high, unit="abs")
+        instruction = part.place[0]
+        if len(part.place) == 3:
+            split, low, high = part.place
+            instruction = self._tfds.core.ReadInstruction(split, from_=low, to=high, unit="abs")
         dataset = self._builder.as_dataset(split=instruction, shuffle_files=False, read_config=read_config)
         size = self._config.image_size
         wanted = {**self._paths, self.label_name: self._label_path}
@@ -109,10 +113,15 @@ class TfdsSource:
         return [_text(value) for value in values.tolist()]
 
     def _parts_of(self, name: str) -> Iterator[Part]:
+        if self._ranges is None:
+            yield Part(name, [self.splits[name]], None, 0)
+            return
         for split, low, high in self._ranges[name]:
+            info = self._builder.info.splits[split]
+            size = info.num_bytes // max(1, info.num_examples)
             for start in range(low, high, _PART_EXAMPLES):
                 end = min(start + _PART_EXAMPLES, high)
-                yield Part(name, [split, start, end], end - start)
+                yield Part(name, [split, start, end], end - start, (end - start) * size)
 
     def _fetch(self) -> None:
         tfds, builder = self._tfds, self._builder
@@ -150,7 +159,8 @@ class TfdsSource:
                     f"data.label_key = null: {config.name} names no supervised label; choose one of {_listed(known)}"
                 )
             label = supervised[1]
-        plain = plain_names([*dict.fromkeys([*inputs, label])], "data.input_keys")
+        weights = [config.weight_key] if config.weight_key else []
+        plain = plain_names([*dict.fromkeys([*inputs, label, *weights])], "data.input_keys")
         for setting, keys in (("input_keys", inputs), ("label_key", [label]), ("weight_key", [config.weight_key])):
             for key in keys:
                 if key is not None and key not in known:
@@ -167,6 +177,7 @@ class TfdsSource:
         self.features = {plain[key]: self._feature(key, plain[key], known[key]) for key in inputs}
         self.label_name, self._label_path = plain[label], label
         self._weight_path = config.weight_key
+        self.weight_name = plain[config.weight_key] if config.weight_key else None
         if config.weight_key is not None and not self._is_number(known[config.weight_key], scalar=True):
             raise BadInput(f"data.weight_key = {json.dumps(config.weight_key)}: is not a single number")
         self._choose_label(label, known[label])
@@ -230,6 +241,9 @@ class TfdsSource:
     def _check_splits(self) -> None:
         """Every split exists, fits, holds something and shares no example with another."""
         known = self._builder.info.splits
+        self._ranges: dict[str, list[tuple[str, int, int]]] | None = None
+        if not known:  # the builder keeps no counts; what it gives is counted as it comes
+            return
         ranges: dict[str, list[tuple[str, int, int]]] = {}
         for name, expression in self.splits.items():
             try:
@@ -286,6 +300,16 @@ def _builder(config: DataConfig) -> Any:
 
     import trainer.data.digits  # noqa: F401 - registers the builder
 
+    if config.path is not None:
+        try:
+            return tfds.builder_from_directory(config.path)
+        except Exception as error:
+            raise BadInput(
+                f"data.path = {json.dumps(config.path)}: is no folder of a prepared builder: {_first_line(error)}"
+            ) from None
+    module, _, own = config.name.partition(":")
+    if own and own.isidentifier():
+        return _own_builder(module, own, config)
     try:
         return tfds.builder(config.name, data_dir=config.data_dir)
     except tfds.core.DatasetNotFoundError:
@@ -293,6 +317,23 @@ def _builder(config: DataConfig) -> Any:
         raise BadInput(f"data.name = {json.dumps(config.name)}: no such dataset{hint}") from None
     except (ValueError, AssertionError) as error:  # unknown configuration or version
         raise BadInput(f"data.name = {json.dumps(config.name)}: {_first_line(error)}") from None
+
+
+def _own_builder(module: str, name: str, config: DataConfig) -> Any:
+    import importlib
+
+    import tensorflow_datasets as tfds
+
+    if str(Path.cwd()) not in sys.path:  # a user's module stands beside their configuration
+        sys.path.insert(0, str(Path.cwd()))
+    shown = f"data.name = {json.dumps(config.name)}"
+    try:
+        made = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise BadInput(f"{shown}: cannot be imported: {error}") from None
+    if not (isinstance(made, type) and issubclass(made, tfds.core.DatasetBuilder)):
+        raise BadInput(f"{shown}: {module} has no dataset builder {name}")
+    return made(data_dir=config.data_dir)
 
 
 def _leaves(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

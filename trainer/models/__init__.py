@@ -46,6 +46,11 @@ def build_model(config: TrainConfig, spec: ModelSpec) -> Any:
             + str(error).strip().splitlines()[0]
         ) from error
     _check_contract(config.model, model, spec)
+    for wanted in spec.augmentation:
+        if wanted.layer not in {type(layer).__name__ for layer in model._flatten_layers()}:
+            raise BadInput(
+                f"train.augmentation: {config.model} makes no use of it; trainer.preprocessing.picture would"
+            )
     return model
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import keras
 
+from trainer.preprocessing import picture
 from trainer.spec import ModelSpec
 
 
@@ -22,7 +23,7 @@ def build(
         dropout: Fraction of those units that a training step leaves out.
     """
     inputs = spec.inputs()
-    x = keras.layers.Rescaling(1 / 127.5, offset=-1.0)(inputs[spec.one("image")])
+    x = picture(spec, inputs)
     for block, width in enumerate(filters):
         x = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(x)
         if min(x.shape[1:3]) > 3 or block == 0:

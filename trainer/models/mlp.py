@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import keras
 
+from trainer.preprocessing import picture
 from trainer.spec import ModelSpec
 
 
@@ -20,7 +21,7 @@ def build(
         dropout: Fraction of each hidden layer's units that a training step leaves out.
     """
     inputs = spec.inputs()
-    x = keras.layers.Rescaling(1 / 127.5, offset=-1.0)(inputs[spec.one("image")])
+    x = picture(spec, inputs)
     x = keras.layers.Flatten()(x)
     for units in hidden_units:
         x = keras.layers.Dense(units, activation="relu")(x)
