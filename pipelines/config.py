@@ -18,6 +18,7 @@ from trainer.config import (
     Problem,
     PushConfig,
     Section,
+    ServingConfig,
     TrainConfig,
     parse,
     text,
@@ -74,6 +75,8 @@ class Config(Section):
     """The model, its optimizer, and how the training goes."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """How the model is measured and what it has to reach."""
+    serving: ServingConfig = ServingConfig()
+    """What the exported model must do where it will serve."""
     push: PushConfig = PushConfig()
     """Where a blessed model goes."""
     cluster: ClusterConfig = ClusterConfig()

@@ -55,7 +55,9 @@ def test_records_are_permuted_and_the_seed_decides_how(tmp_path):
     one = prepare(TINY, 1, tmp_path / "one")
     two = prepare(TINY, 2, tmp_path / "two")
     assert one.digest != two.digest
-    orders = [load_split(tmp_path / name, manifest, "train")[0]["image"] for name, manifest in (("one", one), ("two", two))]
+    orders = [
+        load_split(tmp_path / name, manifest, "train")[0]["image"] for name, manifest in (("one", one), ("two", two))
+    ]
     assert not np.array_equal(*orders)
     assert sorted(map(bytes, orders[0])) == sorted(map(bytes, orders[1]))
 

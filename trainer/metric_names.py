@@ -19,6 +19,7 @@ CLASSIFICATION = (
     "expected_calibration_error",
 )  # fmt: skip
 REGRESSION = ("mean_absolute_error", "root_mean_squared_error", "r2")
+ALL = (*CLASSIFICATION, *REGRESSION)
 
 _LOWER = frozenset({"loss", "brier", "expected_calibration_error", "mean_absolute_error", "root_mean_squared_error"})
 _UNBOUNDED = frozenset({"loss", "brier", *REGRESSION})

@@ -9,6 +9,7 @@ Role in Robust Estimation, 1974; for the area under the ROC curve it is DeLong's
 interval for each metric and, with the influences of another model subtracted, for the difference on the same examples.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from trainer.metric_names import pinball_name
 
 _TINY = float(np.finfo(np.float32).tiny)  # a probability of 0 for what happened costs 87, not infinity
 CALIBRATION_BINS = 10
+_JACKKNIFE_GROUPS = 100
 
 
 class Estimate(NamedTuple):
@@ -26,7 +28,7 @@ class Estimate(NamedTuple):
     value: float | None
     """None where it is not defined."""
     influence: np.ndarray | None = None
-    """What each example moves it by [n] float64; None where there is no formula, or no value."""
+    """What each example moves it by [n] float64 (or each group of examples); None where there is no formula, or no value."""
     hits: np.ndarray | None = None
     """For a plain proportion: whether each example counts [n] bool."""
     effective: float | None = None
@@ -102,6 +104,21 @@ def of_numbers(labels: np.ndarray, predictions: np.ndarray, *, quantiles: Sequen
     for quantile in quantiles:  # Koenker and Bassett, Regression Quantiles, 1978
         found[pinball_name(quantile)] = mean(np.maximum(-quantile * errors, (1 - quantile) * errors))
     return found
+
+
+def of_function(
+    measure: Callable[[np.ndarray, np.ndarray], float], labels: np.ndarray, answers: np.ndarray
+) -> Estimate:
+    """A metric of the user's own. What it is moved by is found by leaving out groups of examples (the jackknife)."""
+    value = float(measure(labels, answers))
+    if not math.isfinite(value):
+        return UNDEFINED
+    groups = np.arange(len(labels)) % _JACKKNIFE_GROUPS
+    num_groups = min(len(labels), _JACKKNIFE_GROUPS)
+    without = np.array([measure(labels[groups != g], answers[groups != g]) for g in range(num_groups)], np.float64)
+    if num_groups < 2 or not np.isfinite(without).all():
+        return Estimate(value)
+    return Estimate(value, (num_groups - 1) * (without.mean() - without))
 
 
 def mean(values: np.ndarray) -> Estimate:

@@ -1,7 +1,7 @@
 """Intervals that hold the true value as often as they say, also for 30 examples; and comparisons on the same examples.
 
     interval(name, estimate, 0.95)                 # (low, high), or None where nothing can be said
-    change(name, candidate, baseline, 0.95)        # the gain, its interval, and the p-value of "no difference"
+    change(candidate, baseline, 0.95, lower_is_better=True)      # the gain, its interval, and the p-value of "no difference"
 
 Proportions: Wilson's score interval. Other fractions: Wilson's for the number of examples that would give a plain
 proportion the same variance, which keeps its shape near 0 and 1, where percentile and normal intervals fail. Means and what
@@ -9,13 +9,15 @@ is made of them: resampling by counts, studentised, because losses are skewed; f
 from which resampling then no longer differs.
 """
 
+import functools
 import math
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
 from trainer.evaluate.estimates import Estimate
-from trainer.metric_names import is_fraction, lower_is_better
+from trainer.metric_names import is_fraction
 
 _NUM_DRAWS = 2000
 _RESAMPLED_UP_TO = 1000
@@ -77,11 +79,11 @@ def wilson(hits: float, count: float, level: float) -> tuple[float, float]:
     return max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half))
 
 
-def change(name: str, candidate: Estimate, baseline: Estimate, level: float) -> Change | None:
+def change(candidate: Estimate, baseline: Estimate, level: float, *, lower_is_better: bool) -> Change | None:
     """How much better the candidate is, or None where one of the two has no value."""
     if candidate.value is None or baseline.value is None:
         return None
-    sign = -1.0 if lower_is_better(name) else 1.0
+    sign = -1.0 if lower_is_better else 1.0
     gain = sign * (candidate.value - baseline.value)
     if candidate.hits is not None and baseline.hits is not None:
         return _paired_proportions(gain, candidate.hits, baseline.hits, level)
@@ -133,12 +135,20 @@ def _resampled(value: float, moved: np.ndarray, level: float) -> tuple[float, fl
 
         half = float(stdtrit(count - 1, 0.5 + level / 2)) * error
         return value - half, value + half
-    draws = np.random.default_rng(_SEED).multinomial(count, np.full(count, 1 / count), _NUM_DRAWS) / count
+    draws = _draws(count)
     means = draws @ moved
     errors = np.sqrt(np.maximum(draws @ np.square(moved) - np.square(means), 0.0) / (count - 1))
     varied = errors > error / 1000  # a draw of one example again and again says nothing
     low, high = np.quantile(means[varied] / errors[varied], (0.5 - level / 2, 0.5 + level / 2))
     return min(value, value - float(high) * error), max(value, value - float(low) * error)
+
+
+@functools.lru_cache(maxsize=2)  # every metric of a slice takes the same
+def _draws(count: int) -> np.ndarray:
+    """Shares of the examples in as many draws with replacement [draws, count]."""
+    places = np.random.default_rng(_SEED).integers(count, size=(_NUM_DRAWS, count))
+    places += np.arange(_NUM_DRAWS)[:, np.newaxis] * count
+    return np.bincount(places.ravel(), minlength=_NUM_DRAWS * count).reshape(_NUM_DRAWS, count) / count
 
 
 def _around_calibration(found: Estimate, level: float) -> tuple[float, float]:
@@ -155,6 +165,4 @@ def _around_calibration(found: Estimate, level: float) -> tuple[float, float]:
 
 
 def _normal_quantile(level: float) -> float:
-    from statistics import NormalDist
-
     return NormalDist().inv_cdf(0.5 + level / 2)
