@@ -187,10 +187,14 @@ def test_features_of_a_nested_builder_are_chosen_by_their_path(tmp_path):
 
         def _info(self):
             features = {
-                "person": {"age": np.float32, "town": tfds.features.Text(), "scores": tfds.features.Tensor(shape=(3,), dtype=np.int32)},
+                "person": {
+                    "age": np.float32,
+                    "town": tfds.features.Text(),
+                    "scores": tfds.features.Tensor(shape=(3,), dtype=np.int32),
+                },
                 "weight": np.float32,
                 "label": np.float64,
-            }  # fmt: skip
+            }
             return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
         def _split_generators(self, dl_manager):

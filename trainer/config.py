@@ -242,6 +242,31 @@ class DataConfig(Section):
                 yield Problem(f"record_features.{name}.encoded", True, f"only an image is; set kinds.{name} to image")
 
 
+CheckName = Literal["type", "presence", "range", "new_values", "drift", "skew", "few_examples", "leakage"]
+
+
+class ValidateConfig(Section):
+    """How the prepared data is looked at before anything is trained on it."""
+
+    schema_file: str | None = None
+    """JSON file with what is expected, which you keep beside your configuration; read when the pipeline is compiled. Each
+    prepared dataset holds one to begin with, `schema.json`. None: that of the data the champion was trained on."""
+    severities: dict[CheckName, Literal["error", "warning", "off"]] = {}
+    """How grave a finding is; `error` ends the run. By default `type` and `presence` are errors, and the others are
+    warnings: `range`, `new_values`, `drift` (from the champion's data), `skew` (between splits), `few_examples` and
+    `leakage`."""
+    category_distance: Literal["l_infinity", "jensen_shannon"] = "l_infinity"
+    """How distributions of categories and classes are compared."""
+    number_distance: Literal["kolmogorov_smirnov", "jensen_shannon"] = "kolmogorov_smirnov"
+    """How distributions of numbers, text lengths and pixels are compared."""
+    drift_threshold: Fraction = 0.1
+    """Largest distance of the train split from the data that the champion was trained on."""
+    skew_threshold: Fraction = 0.1
+    """Largest distance of the other splits from the train split."""
+    min_examples_per_class: PositiveInt = 10
+    """Fewest examples that each class has in each split."""
+
+
 class EarlyStopping(Section):
     """End the training when the validation no longer improves."""
 
@@ -463,11 +488,17 @@ class EvaluateConfig(Section):
                 yield Problem(f"own_metrics.{name}", metric.function, "is the name of a metric that is there already")
             for problem in metric.problems():
                 yield problem._replace(path=f"own_metrics.{name}.{problem.path}")
-        yield from self._threshold_problems("thresholds", self.thresholds or {})
         for index, slicing in enumerate(self.slices):
             for problem in slicing.problems():
                 yield problem._replace(path=f"slices.{index}.{problem.path}")
-            yield from self._threshold_problems(f"slices.{index}.thresholds", slicing.thresholds)
+        for path, thresholds in self.thresholds_by_path():
+            yield from self._threshold_problems(path, thresholds)
+
+    def thresholds_by_path(self) -> Iterator[tuple[str, dict[str, Threshold]]]:
+        """Those of the whole split and of each slicing, with their place in this section."""
+        yield "thresholds", self.thresholds or {}
+        for index, slicing in enumerate(self.slices):
+            yield f"slices.{index}.thresholds", slicing.thresholds
 
     def _threshold_problems(self, path: str, thresholds: dict[str, Threshold]) -> Iterator[Problem]:
         known = [*metric_names.ALL, *map(metric_names.pinball_name, self.quantiles), *self.own_metrics]

@@ -24,6 +24,7 @@ from trainer.export import export_model, reference_examples
 from trainer.models import build_model
 from trainer.objective import Totals, objective_of
 from trainer.progress import progress, say
+from trainer.registry_files import keep_data
 from trainer.spec import spec_of
 from trainer.step import Trainer
 from trainer.strategy import build_strategy
@@ -130,6 +131,7 @@ def fit(
         reference = reference_examples(examples, manifest)
         exported = export_model(_plain_copy(trainer, build), manifest, reference, partial)
         summary["model_digest"] = exported["digest"]
+        keep_data(examples, partial)
         history = "".join(json.dumps(row) + "\n" for row in state.history)
         (partial / "history.jsonl").write_text(history, encoding="utf-8")
         (partial / "train.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

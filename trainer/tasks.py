@@ -15,8 +15,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.config import DataConfig, EvaluateConfig, PushConfig, ServingConfig, TrainConfig, parse_json
-from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, TriremeError
+from trainer.config import (
+    DataConfig,
+    EvaluateConfig,
+    PushConfig,
+    ServingConfig,
+    TrainConfig,
+    ValidateConfig,
+    parse_json,
+)
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
 
@@ -59,6 +67,48 @@ def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
         num_classes=len(manifest.class_names),
         **{f"num_{name}_examples": split.num_examples for name, split in manifest.splits.items()},
     )
+
+
+@_task("validate-data")
+def validate_data(
+    validate: str, schema: str, name: str, registry: str, examples: Any, anomalies: Any, page: Any
+) -> None:
+    """Validate section, schema (may be empty) and dataset → `anomalies.json` and a page; an error ends the run."""
+    from trainer.data.manifest import read_manifest
+    from trainer.data.page import render_statistics
+    from trainer.data.prepare import sample
+    from trainer.data.schema import read_schema
+    from trainer.data.statistics import read_statistics
+    from trainer.data.validation import validate as find_anomalies
+    from trainer.evaluate import write_json
+    from trainer.registry_files import data_of
+
+    config = parse_json(ValidateConfig, validate, path="validate_data")
+    folder = Path(examples.path)
+    manifest = read_manifest(folder)
+    statistics = read_statistics(folder, manifest)
+    expected = read_schema(schema, path="schema") if schema else None
+    baseline = None
+    champions = Registry(registry, name)
+    if (champion := champions.champion()) is not None:
+        with tempfile.TemporaryDirectory() as staged:
+            kept = data_of(champions.fetch(champion.number, Path(staged) / "champion"))
+        if kept is not None:
+            expected, baseline = expected or kept[0], kept[1]
+    if expected is None:
+        say("there is no schema and no champion yet: only what the data tells of itself is looked at")
+    found = find_anomalies(config, manifest, statistics, expected, baseline)
+    Path(anomalies.path).mkdir(parents=True, exist_ok=True)
+    write_json(Path(anomalies.path) / "anomalies.json", [anomaly._asdict() for anomaly in found])
+    Path(page.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(page.path).write_text(
+        render_statistics(manifest, statistics, sample(folder, manifest), found), encoding="utf-8"
+    )
+    for anomaly in found:
+        say(f"{anomaly.severity}: {anomaly.check}: {anomaly}")
+    errors = [anomaly for anomaly in found if anomaly.severity == "error"]
+    if errors:
+        raise BadInput(f"the data is not what was expected ({len(errors)} errors): " + "; ".join(map(str, errors[:5])))
 
 
 @_task("train-model")

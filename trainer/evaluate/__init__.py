@@ -110,11 +110,9 @@ def evaluate(config: EvaluateConfig, examples: Path, model: Path, champion: tupl
 def check_metrics(config: EvaluateConfig, task: str) -> None:
     """Raises BadInput where a threshold names a metric that this kind of task does not have."""
     known = [*names_of(task, config.quantiles), *config.own_metrics]
-    asked = {"evaluate.thresholds": config.thresholds or {}}
-    asked |= {f"evaluate.slices.{index}.thresholds": each.thresholds for index, each in enumerate(config.slices)}
     wrong = [
-        f"{path}.{metric}: {task} has {', '.join(known)}{suggestion(metric, known)}"
-        for path, thresholds in asked.items()
+        f"evaluate.{path}.{metric}: {task} has {', '.join(known)}{suggestion(metric, known)}"
+        for path, thresholds in config.thresholds_by_path()
         for metric in thresholds
         if metric not in known
     ]
