@@ -120,7 +120,7 @@ def _bars(name: str, counts: list[int]) -> Markup:
                 width=f"{width - 1:.1f}",
                 height=f"{height:.1f}",
                 fill="currentColor",
-            )  # fmt: skip
+            )
         )
     picture = element("svg", *bars, viewBox=f"0 0 {_WIDTH} {_HEIGHT}", width=_WIDTH, height=_HEIGHT, role="img",
                       aria_label=name)  # fmt: skip
