@@ -173,7 +173,7 @@ def report(title, best):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=12)
     rounds = parser.parse_args().rounds
     work = Path(tempfile.mkdtemp(prefix="bench-storage-"))
     process, address = start_fake(work / "server.log")

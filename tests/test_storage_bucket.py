@@ -438,6 +438,12 @@ def test_the_missing_permission_is_named_for_each_operation(operation, permissio
     assert faults[0].times == 9
 
 
+def test_an_account_that_may_read_but_not_list_stages_what_it_can_name(faults, gcs, tmp_path):
+    put(f"{gcs}/raw/a", b"1")
+    faults.append(Fault("status", "GET", "trireme", times=10, status=403, text="or it may not exist"))
+    assert tree(storage.stage(f"{gcs}/raw", tmp_path / "staged", names=["a"])) == {"a": b"1"}
+
+
 def test_a_bucket_that_does_not_exist_is_named(gcs, tmp_path):
     (tmp_path / "x").write_text("1")
     with pytest.raises(storage.NotFound, match="gs://no-such-bucket"):

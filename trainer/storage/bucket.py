@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.errors import BadInput, WorldFailure
 from trainer.storage import disk, names, service
-from trainer.storage.errors import Conflict, NotFound
+from trainer.storage.errors import Conflict, Denied, NotFound
 from trainer.storage.parallel import for_each
 from trainer.storage.service import NUM_THREADS, Entry
 
@@ -226,7 +226,10 @@ def _list(uri: str) -> list[Entry]:
 def _to_stage(uri: str, wanted: Sequence[str] | None) -> list[Entry]:
     """Return the entries to stage: from the marker if there is one, else as they are in the bucket now."""
     bucket, prefix = names.split_uri(uri)
-    stated, _ = _read_marker(uri)
+    try:
+        stated, _ = _read_marker(uri)
+    except Denied:  # the service says so of a missing object too, to an account that may not list
+        stated = None
     if stated:
         if not stated["complete"]:
             raise WorldFailure(
