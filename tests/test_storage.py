@@ -179,8 +179,8 @@ def test_a_reader_never_sees_half_a_value(tmp_path):
     writing = threading.Event()
 
     def write():
-        for number in range(100):
-            storage.write_json(path, [number] * 50_000)
+        for number in range(30):
+            storage.write_json(path, [number] * 20_000)
         writing.set()
 
     writer = threading.Thread(target=write)
