@@ -221,7 +221,9 @@ def _changes(
     found: dict[str, Estimate], before: dict[str, Estimate], config: EvaluateConfig
 ) -> dict[str, dict[str, float | None]]:
     changes = {
-        name: change(estimate, before[name], config.confidence_level, lower_is_better=config.lower_is_better(name))
+        name: change(
+            name, estimate, before[name], config.confidence_level, lower_is_better=config.lower_is_better(name)
+        )
         for name, estimate in found.items()
     }
     return {name: each._asdict() for name, each in changes.items() if each is not None}

@@ -1,7 +1,7 @@
 """Intervals that hold the true value as often as they say, also for 30 examples; and comparisons on the same examples.
 
     interval(name, estimate, 0.95)                 # (low, high), or None where nothing can be said
-    change(candidate, baseline, 0.95, lower_is_better=True)      # the gain, its interval, and the p-value of "no difference"
+    change(name, one, other, 0.95, lower_is_better=True)      # the gain, its interval, the p-value of no difference
 
 Proportions: Wilson's score interval. Other fractions: Wilson's for the number of examples that would give a plain
 proportion the same variance, which keeps its shape near 0 and 1, where percentile and normal intervals fail. Means and what
@@ -79,7 +79,7 @@ def wilson(hits: float, count: float, level: float) -> tuple[float, float]:
     return max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half))
 
 
-def change(candidate: Estimate, baseline: Estimate, level: float, *, lower_is_better: bool) -> Change | None:
+def change(name: str, candidate: Estimate, baseline: Estimate, level: float, *, lower_is_better: bool) -> Change | None:
     """How much better the candidate is, or None where one of the two has no value."""
     if candidate.value is None or baseline.value is None:
         return None
@@ -89,7 +89,11 @@ def change(candidate: Estimate, baseline: Estimate, level: float, *, lower_is_be
         return _paired_proportions(gain, candidate.hits, baseline.hits, level)
     if candidate.influence is None or baseline.influence is None or len(candidate.influence) < 2:
         return Change(gain, None, None, None)
-    return _paired_numbers(gain, sign * (candidate.influence - baseline.influence), level)
+    found = _paired_numbers(gain, sign * (candidate.influence - baseline.influence), level)
+    if not is_fraction(name):
+        return found
+    low, high = _paired_fractions(name, candidate, baseline, level)
+    return found._replace(low=low, high=high) if sign > 0 else found._replace(low=-high, high=-low)
 
 
 def _paired_proportions(gain: float, candidate: np.ndarray, baseline: np.ndarray, level: float) -> Change:
@@ -102,6 +106,22 @@ def _paired_proportions(gain: float, candidate: np.ndarray, baseline: np.ndarray
     half = _normal_quantile(level) * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
     p_value = float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
     return Change(gain, max(-1.0, up - down - half), min(1.0, up - down + half), p_value)
+
+
+def _paired_fractions(name: str, one: Estimate, other: Estimate, level: float) -> tuple[float, float]:
+    """The interval of a difference from the two intervals and the correlation of their errors (Zou and Donner,
+    Construction of Confidence Limits about Effect Measures, 2008), which keeps what Wilson's intervals know of 0 and 1."""
+    (low, high), (other_low, other_high) = interval(name, one, level), interval(name, other, level)
+    spread = float(one.influence.std() * other.influence.std())
+    tied = float(np.mean(one.influence * other.influence)) / spread if spread > 0 else 0.0
+
+    def distance(a: float, b: float) -> float:
+        return math.sqrt(max(0.0, a * a + b * b - 2 * tied * a * b))
+
+    difference = one.value - other.value
+    down = distance(one.value - low, other_high - other.value)
+    up = distance(high - one.value, other.value - other_low)
+    return max(-1.0, difference - down), min(1.0, difference + up)
 
 
 def _paired_numbers(gain: float, moved: np.ndarray, level: float) -> Change:
