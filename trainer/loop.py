@@ -25,7 +25,7 @@ from trainer.consensus import Consensus
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.reading import open_feed
 from trainer.errors import BadInput, Preempted, TriremeError, WorldFailure
-from trainer.export import export_model
+from trainer.export import export_model, reference_examples
 from trainer.first_batch import check_model
 from trainer.models import build_model
 from trainer.objective import Totals, objective_of
@@ -33,6 +33,7 @@ from trainer.optimizer import scaled_learning_rate
 from trainer.pace import Pace
 from trainer.preemption import StopSignals
 from trainer.progress import be_quiet, progress, say
+from trainer.registry_files import keep_data
 from trainer.rendezvous import wait_for_peers
 from trainer.spec import spec_of
 from trainer.step import Report, Trainer
@@ -138,6 +139,8 @@ class Run:
     """A training under way: what it works on, how far it is, and where its time went."""
 
     config: TrainConfig
+    examples: Path
+    """The prepared dataset's folder."""
     manifest: Manifest
     trainer: Trainer
     build: Callable[[], Any]
@@ -234,6 +237,7 @@ def prepare_run(
     workers = workers or Consensus(strategy, None)
     return Run(
         config=config,
+        examples=examples,
         manifest=manifest,
         trainer=Trainer(strategy, build, config, objective_of(spec, config), total_steps),
         build=build,
@@ -459,7 +463,9 @@ def finish_run(run: Run, seed: int, folder: Path) -> dict[str, Any]:
     }
     if run.workers.is_chief:
         with aside(folder) as partial:
-            export_model(model, run.manifest, partial)
+            reference = reference_examples(run.examples, run.manifest)
+            summary["model_digest"] = export_model(model, run.manifest, reference, partial)["digest"]
+            keep_data(run.examples, partial)
             history = "".join(json.dumps(row) + "\n" for row in state.history)
             (partial / "history.jsonl").write_text(history, encoding="utf-8")
             (partial / "train.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")

@@ -75,7 +75,7 @@ def words(spec: ModelSpec, name: str, value: Any, max_words: int, length: int | 
 
     found = spec.statistics[name]
     if length is None:
-        length = max(1, round(found.quantiles[-2])) if found.quantiles else 1
+        length = max(1, round(found.quantile(95) or 1))
     vocabulary = [entry.value for entry in found.values[:max_words]] or ["[EMPTY]"]
     return keras.layers.TextVectorization(
         vocabulary=vocabulary, output_sequence_length=length, name=f"{name}_words"

@@ -26,6 +26,7 @@ from trainer.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
     BadInput,
     TriremeError,
 )
@@ -36,6 +37,7 @@ from pipelines.config import Config
 from pipelines.targets.output import TaskOutput
 
 RUN_FILE = "run.json"
+_STATES = {EXIT_DONE: "succeeded", EXIT_INTERRUPTED: "interrupted", EXIT_PREEMPTED: "preempted"}
 
 
 @dataclass
@@ -200,12 +202,14 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
         for file in sorted((work.folder / RECORDS_FOLDER).glob("*.json"))
     }
     artifacts = _artifacts(work.folder)
-    verdict = _read(artifacts.get("verdict"), "verdict.json")
-    evaluation = _read(artifacts.get("evaluation"), "evaluation.json")
+    # Where the champion changed meanwhile, the model was judged again, and that is what counts.
+    again = artifacts.get("pushed_model")
+    verdict = _read(again, "verdict.json") or _read(artifacts.get("verdict"), "verdict.json")
+    evaluation = _read(again, "evaluation.json") or _read(artifacts.get("evaluation"), "evaluation.json")
     exit_code, message = _explained(work, records, failure)
     document = {
         "run_dir": str(work.folder),
-        "state": "succeeded" if failure is None else "failed",
+        "state": _STATES.get(exit_code, "failed"),
         "error": message,
         "verdict": verdict["verdict"] if verdict else None,
         "reasons": verdict["reasons"] if verdict else [],
@@ -272,8 +276,7 @@ def _shown_artifacts(work: _Run, artifacts: dict[str, Path]) -> dict[str, str | 
         shutil.copyfile(artifacts["report"], report)
         shown["report"] = str(report)
     pushed = _read(artifacts.get("pushed_model"), "version.json")
-    if pushed:
-        shown["pushed_model"] = pushed["uri"]
+    shown["pushed_model"] = pushed["uri"] if pushed else None
     return shown
 
 

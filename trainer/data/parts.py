@@ -7,6 +7,7 @@ are its permutation; a shard is a range of keys. Runs of a few megabytes are sor
 shard takes one contiguous piece of each run.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -79,7 +80,6 @@ def write_part(
     if done.is_file():
         return json.loads(done.read_text(encoding="utf-8"))
     part = source.parts[number]
-    writer = _RunWriter(folder, number)
     counters = {name: _counters(source) for name in plan.split_names}
     classes: dict[str, int] = {}
     encode = Encoder(source.features, source.weight_name)
@@ -87,27 +87,29 @@ def write_part(
     keys = _keys(plan.seed, number)
     assign = _assigner(plan, part.split)
     position = 0
-    for chunk in source.read(part):
-        bad += chunk.bad
-        check_bad(bad, plan)
-        count = len(chunk.labels)
-        if not count:
-            continue
-        splits = assign(position, count, chunk)
-        _count(counters, plan.split_names, splits, chunk, source)
-        if source.is_classification:
-            labels = [classes.setdefault(label, len(classes)) for label in chunk.labels]
-        else:
-            labels = chunk.labels
-        for body, key, split, label in zip(
-            _bodies(encode, chunk, source.weight_name), keys(position, count), splits.tolist(), labels, strict=True
-        ):
-            writer.add(body, key, split, label)
-        position += count
-        advance(position)
+    with contextlib.closing(_RunWriter(folder, number)) as writer:
+        for chunk in source.read(part):
+            bad += chunk.bad
+            check_bad(bad, plan)
+            count = len(chunk.labels)
+            if not count:
+                continue
+            splits = assign(position, count, chunk)
+            _count(counters, plan.split_names, splits, chunk, source)
+            if source.is_classification:
+                labels = [classes.setdefault(label, len(classes)) for label in chunk.labels]
+            else:
+                labels = chunk.labels
+            for body, key, split, label in zip(
+                _bodies(encode, chunk, source.weight_name), keys(position, count), splits.tolist(), labels, strict=True
+            ):
+                writer.add(body, key, split, label)
+            position += count
+            advance(position)
+        runs = writer.finish()
     summary = {
         "num_examples": position,
-        "runs": writer.finish(),
+        "runs": runs,
         "classes": list(classes),
         "statistics": {
             split: {name: counter.to_json() for name, counter in found.items()} for split, found in counters.items()
@@ -190,11 +192,13 @@ class _RunWriter:
         self._rows += len(bodies)
         self._clear()
 
+    def close(self) -> None:
+        self._file.close()
+
     def finish(self) -> list[dict[str, Any]]:
         self._flush()
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._file.close()
         types = (np.uint64, np.uint32, np.float64, np.uint64)
         for name, column, kind in zip(("keys", "lengths", "labels", "hashes"), self._columns, types, strict=True):
             whole = np.concatenate([np.empty(0, kind), *column]).astype(kind)

@@ -19,14 +19,17 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from trainer.atomic import aside
 from trainer.config import DataConfig
 from trainer.data.files import stage_files
+from trainer.data.frames import read_frames
 from trainer.data.manifest import FORMAT_VERSION, Label, Manifest, Shard, Split, read_manifest, verify, write_manifest
 from trainer.data.parts import Plan, check_bad, merged_statistics
+from trainer.data.records import decode
 from trainer.data.shards import Layout, count_shards, find_leaks
 from trainer.data.source import BadRecord, Source
 from trainer.data.sources import open_source
@@ -36,6 +39,7 @@ from trainer.errors import BadInput, TriremeError
 from trainer.progress import progress, say
 
 BAD_RECORDS_FILE = "bad_records.jsonl"
+STATISTICS_PAGE = "statistics.html"
 
 _WORTH_PROCESSES_BYTES = 64 * 1024**2  # below that, starting them takes longer than the work
 _MOST_WORKERS = 8
@@ -112,6 +116,7 @@ def _prepared(
         update={"num_skipped": len(bad), "statistics_sha256": write_statistics(folder, statistics)}
     )
     manifest = write_manifest(folder, manifest)
+    _write_companions(folder, manifest, statistics)
     _make_room(target)
     folder.rename(target)
     say(f"prepared {manifest.digest} ({_counts(manifest)})")
@@ -200,6 +205,25 @@ def _describe(
         statistics_sha256="",
     )
     return Statistics(splits=counted, shared_examples=find_leaks(layout, work, summaries)), manifest
+
+
+def _write_companions(folder: Path, manifest: Manifest, statistics: Statistics) -> None:
+    """What is derived from the statistics: a schema to begin with, the standard protos, and the page for people."""
+    from trainer.data.metadata_protos import write_protos
+    from trainer.data.page import render_statistics
+    from trainer.data.schema import SCHEMA_FILE, infer_schema
+
+    schema = infer_schema(manifest, statistics)
+    (folder / SCHEMA_FILE).write_text(schema.to_text(), encoding="utf-8")
+    write_protos(folder, manifest, statistics, schema)
+    page = render_statistics(manifest, statistics, sample(folder, manifest))
+    (folder / STATISTICS_PAGE).write_text(page, encoding="utf-8")
+
+
+def sample(folder: Path, manifest: Manifest, num_examples: int = 12) -> list[dict[str, Any]]:
+    """The first few examples of the prepared train split, by feature."""
+    shard = folder / manifest.splits["train"].shards[0].name
+    return [decode(record, manifest.features) for record in islice(read_frames(shard), num_examples)]
 
 
 def _class_order(name: str) -> tuple[float, str]:

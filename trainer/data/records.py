@@ -8,12 +8,14 @@ The label is put in last, because the classes of a table are known only when all
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from trainer.data.manifest import Feature, Manifest
+
+_FLOATS = 2  # field of a float list in a feature
 
 
 class Encoder:
@@ -61,6 +63,46 @@ def label_entry(name: str, value: int | float) -> bytes:
 def finish(features: bytes, label: bytes) -> bytes:
     """The record of encoded features and an encoded label."""
     return b"\n" + _varint(len(features) + len(label)) + features + label
+
+
+def decode(record: bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
+    """The features of one record that this module encoded, without TensorFlow: arrays, numbers and text by name."""
+    found: dict[str, Any] = {}
+    for _, entry in _parts(next(value for _, value in _parts(record))):
+        (_, key), (_, feature) = _parts(entry)
+        name = key.decode()
+        if name not in features:
+            continue
+        kind, listed = next(_parts(feature))
+        raw = next((value for _, value in _parts(listed)), b"")
+        shape = features[name].shape
+        if kind == _FLOATS:
+            found[name] = np.frombuffer(raw, "<f4").reshape(shape)
+        elif features[name].kind == "image":
+            found[name] = np.frombuffer(raw, np.uint8).reshape(shape)
+        else:
+            found[name] = raw.decode()
+    return found
+
+
+def _parts(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Field number and content of each length-delimited field."""
+    place = 0
+    while place < len(message):
+        tag, place = _read_varint(message, place)
+        length, place = _read_varint(message, place)
+        yield tag >> 3, message[place : place + length]
+        place += length
+
+
+def _read_varint(message: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[place]
+        value |= (byte & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+        if byte < 0x80:
+            return value, place
 
 
 def parser(manifest: Manifest) -> Callable[[Any], tuple[Any, ...]]:

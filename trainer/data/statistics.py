@@ -25,7 +25,7 @@ from trainer.config import Section, parse_json
 from trainer.data.manifest import STATISTICS_FILE, Kind, Manifest
 from trainer.errors import BadInput
 
-NUM_QUANTILES = 20
+NUM_QUANTILES = 100
 _KEPT_VALUES = 20_000  # most different categories or words that are told apart in the end
 _COUNTED_VALUES = 200_000  # and while counting; the rarest are dropped beyond
 _SHOWN_BINS = 30
@@ -76,11 +76,15 @@ class FeatureStatistics(Section):
     num_zeros: int | None = None
     """Numbers that are 0."""
     quantiles: list[float] = []
-    """21 of them, from 0 % to 100 %, each within 0.4 % of a value that stands there. For texts, of their words."""
+    """101 of them, from 0 % to 100 %, each within 0.4 % of a value that stands there. For texts, of their words."""
     histogram: list[Bin] = []
     """Equal steps from `low` to `high`, counts to within the sketch's buckets."""
     values: list[ValueCount] = []
     """Categories, words of texts (lower-case, without punctuation) or image sizes, most frequent first."""
+
+    def quantile(self, percent: int) -> float | None:
+        """The value that so many percent do not exceed; None where there are no numbers."""
+        return self.quantiles[percent] if self.quantiles else None
 
 
 class Statistics(Section):

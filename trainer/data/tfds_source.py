@@ -298,7 +298,8 @@ def describe_builder(config: DataConfig) -> BuilderDescription:
 def _builder(config: DataConfig) -> Any:
     import tensorflow_datasets as tfds
 
-    import trainer.data.digits  # noqa: F401 - registers the builder
+    import trainer.data.digits
+    import trainer.data.samples  # noqa: F401 - registers its builders, as the line above does
 
     if config.path is not None:
         try:
