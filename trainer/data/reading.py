@@ -116,9 +116,12 @@ class StreamFeed:
                 return replicas.map(lambda r: records[size * r // num_replicas : size * (r + 1) // num_replicas])
 
             dataset = tf.data.Dataset.range(first_epoch, num_epochs).flat_map(epoch_batches).flat_map(shares)
-            return dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
-                tf.data.AUTOTUNE
-            )
+            dataset = dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            # A data set that may end makes workers ask one another before every batch whether there is one, and that
+            # question and the gradients of the step before can meet in different orders: they would wait for ever.
+            # Nobody reads past the end here, because the number of steps is known.
+            endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+            return dataset.prefetch(tf.data.AUTOTUNE).apply(endless)
 
         return iter(strategy.distribute_datasets_from_function(per_worker))
 
