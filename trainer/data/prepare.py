@@ -188,8 +188,8 @@ def _describe(
     source: Source, layout: Layout, summaries: list[dict[str, Any]], shards: dict[str, list[Shard]], work: Path
 ) -> tuple[Statistics, Manifest]:
     counted, splits = {}, {}
-    for name in layout.split_names:
-        counted[name] = {key: found.result() for key, found in merged_statistics(summaries, name).items()}
+    for name, collectors in merged_statistics(work, layout.num_parts, layout.split_names).items():
+        counted[name] = {key: found.result() for key, found in collectors.items()}
         label = {value.value: value.count for value in counted[name][source.label_name].values}
         splits[name] = Split(
             num_examples=sum(shard.num_examples for shard in shards[name]),

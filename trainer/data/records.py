@@ -85,6 +85,67 @@ def decode(record: bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
     return found
 
 
+def parse_example(record: bytes) -> dict[str, list[Any]]:
+    """Any `tf.Example`, without TensorFlow: the list of each feature (bytes, floats or whole numbers) by name.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found: dict[str, list[Any]] = {}
+    try:
+        for number, features in _fields(record):
+            if number != 1:
+                continue
+            for _, entry in _fields(features):
+                content = dict(_fields(entry))
+                listed = list(_fields(content.get(2, b"")))
+                found[content.get(1, b"").decode()] = _listed(*listed[-1]) if listed else []
+    except (IndexError, TypeError, AttributeError, UnicodeDecodeError, struct.error) as error:
+        raise ValueError("is no tf.Example") from error
+    return found
+
+
+def _listed(kind: int, message: bytes) -> list[Any]:
+    """The values of a bytes, float or int64 list; packed or not."""
+    values: list[Any] = []
+    for _, raw in _fields(message):
+        if kind == 1:
+            values.append(raw)
+        elif kind == _FLOATS:
+            values += struct.unpack(f"<{len(raw) // 4}f", raw)
+        elif isinstance(raw, int):
+            values.append(_signed(raw))
+        else:
+            place = 0
+            while place < len(raw):
+                value, place = _read_varint(raw, place)
+                values.append(_signed(value))
+    return values
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Field number and content of each field: bytes, or a whole number for a varint."""
+    place = 0
+    while place < len(message):
+        tag, place = _read_varint(message, place)
+        kind = tag & 7
+        if kind == 0:
+            value, place = _read_varint(message, place)
+            yield tag >> 3, value
+            continue
+        length = {1: 8, 5: 4}.get(kind)
+        if kind == 2:
+            length, place = _read_varint(message, place)
+        if length is None or place + length > len(message):
+            raise IndexError
+        yield tag >> 3, message[place : place + length]
+        place += length
+
+
 def _parts(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Field number and content of each length-delimited field."""
     place = 0
