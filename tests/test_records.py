@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer.data.frames import DamagedFile, FrameWriter, read_frames
 from trainer.data.manifest import Feature, Label, Manifest
-from trainer.data.records import Encoder, decode, finish, label_entry, parse_example, parser
+from trainer.data.records import Encoder, ExampleReader, decode, finish, label_entry, parse_example, parser
 
 FEATURES = {
     "picture": Feature(kind="image", shape=(2, 3, 1)),
@@ -100,7 +100,24 @@ def test_any_example_is_read_as_tensorflow_wrote_it(content):
             feature.float_list.value.extend(values)
         elif values:
             feature.int64_list.value.extend(values)
-    assert parse_example(example.SerializeToString()) == content
+    record = example.SerializeToString()
+    assert parse_example(record) == content
+    read = ExampleReader(content)
+    assert read(record) == read(record) == content
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.binary(min_size=3, max_size=3), integers, st.lists(floats, min_size=2, max_size=2)), min_size=2,
+                max_size=6))  # fmt: skip
+def test_a_reader_that_remembers_the_layout_reads_what_one_that_does_not_would(rows):
+    read = ExampleReader(["a", "b", "c"])
+    for pixels, number, sides in rows:
+        example = tf.train.Example()
+        example.features.feature["a"].bytes_list.value.append(pixels)
+        example.features.feature["b"].int64_list.value.append(number)
+        example.features.feature["c"].float_list.value.extend(sides)
+        example.features.feature["other"].bytes_list.value.append(b"not wanted")
+        assert read(example.SerializeToString()) == {"a": [pixels], "b": [number], "c": sides}
 
 
 @given(st.binary(max_size=60))

@@ -232,8 +232,7 @@ def _bodies(encode: Encoder, chunk: Chunk, weight: str | None) -> Iterator[bytes
     if weight is not None:
         columns[weight] = chunk.weights
     names = list(columns)
-    for row in zip(*columns.values(), strict=True):
-        yield encode(dict(zip(names, row, strict=True)))
+    return (encode(dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True))
 
 
 def _counters(source: Source) -> dict[str, Collector]:

@@ -19,6 +19,7 @@ from trainer.data.records import parser
 
 _FILES_AT_ONCE = 4  # fixed, because the order of the records follows from it
 _BATCHES_AHEAD = 16
+_RECORDS_TOGETHER = 8
 
 
 class MemoryFeed:
@@ -109,10 +110,13 @@ class StreamFeed:
             lambda file: tf.data.TFRecordDataset(file, buffer_size=4 * 1024**2),
             cycle_length=_FILES_AT_ONCE, block_length=16, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True,
         )  # fmt: skip
-        if self._buffer:
-            seed = self._seed * 1_000_003 + epoch
-            records = records.shuffle(self._buffer, seed=seed, reshuffle_each_iteration=False)
-        return records.skip(start).batch(batch_size)
+        if not self._buffer:
+            return records.skip(start).batch(batch_size)
+        # Neighbours were permuted when they were written; moving a few together costs a third of moving each alone.
+        blocks = records.batch(_RECORDS_TOGETHER)
+        seed = self._seed * 1_000_003 + epoch
+        blocks = blocks.shuffle(-(-self._buffer // _RECORDS_TOGETHER), seed=seed, reshuffle_each_iteration=False)
+        return blocks.rebatch(batch_size).skip(start // batch_size)
 
 
 def open_feed(

@@ -116,9 +116,10 @@ class Collector:
     def add(self, values: Sequence[Any] | np.ndarray) -> None:
         """Adds a batch: numbers [n, …], images (any sizes, uint8) or strings."""
         if self.kind == "image":
-            pixels = [image for index, image in enumerate(values, self.num_examples) if index % _PIXELS_EVERY == 0]
-            for image in pixels:
-                self._numbers.add_counts(np.bincount(image.reshape(-1), minlength=256))
+            first = -self.num_examples % _PIXELS_EVERY
+            pixels = [np.asarray(image).reshape(-1) for image in values[first::_PIXELS_EVERY]]
+            if pixels:
+                self._numbers.add_counts(np.bincount(np.concatenate(pixels), minlength=256))
         elif self.kind == "number":
             rows = (
                 np.asarray(values, np.float32).reshape(len(values), -1) if len(values) else np.empty((0, 1), np.float32)

@@ -13,7 +13,7 @@ from trainer.data.files import content_identity, describe_files, find_files
 from trainer.data.frames import DamagedFile, read_frames
 from trainer.data.manifest import Feature, Kind
 from trainer.data.pictures import BadImage, decode
-from trainer.data.records import parse_example
+from trainer.data.records import ExampleReader
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.errors import BadInput
 
@@ -71,6 +71,7 @@ class TfrecordSource:
     def read(self, part: Part) -> Iterator[Chunk]:
         """The records of a file, as values."""
         file = self._files[part.place[0]]
+        self._reader = ExampleReader(self._used)
         rows: list[tuple[int, bytes]] = []
         number = 0
         damage = None
@@ -94,9 +95,10 @@ class TfrecordSource:
         values: dict[str, list[Any]] = {key: [] for key in self._used}
         sizes: dict[str, list[str]] = {name: [] for name, f in self.features.items() if f.kind == "image"}
         bad = []
+        read = self._reader
         for number, record in rows:
             try:
-                example = parse_example(record)
+                example = read(record)
                 found = {key: self._value(key, self._raw(key, example.get(key, []))) for key in self._used}
             except ValueError as error:
                 bad.append(BadRecord(name, number, str(error)))
@@ -143,8 +145,8 @@ class TfrecordSource:
         if spec.encoded:
             pixels, before = decode(raw, self._config.image_size or shape[:2], shape[-1])
             return pixels, f"{before[0]}×{before[1]}"
-        if len(raw) != np.prod(shape):
-            raise BadImage(f"{key} has {len(raw)} bytes, and {list(shape)} needs {np.prod(shape)}")
+        if len(raw) != math.prod(shape):
+            raise BadImage(f"{key} has {len(raw)} bytes, and {list(shape)} needs {math.prod(shape)}")
         return np.frombuffer(raw, np.uint8).reshape(shape), f"{shape[0]}×{shape[1]}"
 
     def _feature(self, key: str) -> Feature:
