@@ -194,3 +194,20 @@ def test_files_in_a_bucket_give_the_same_dataset_as_files_here(gcs, tmp_path):
     assert sum(split.num_examples for split in prepare(one, 7, tmp_path / "one").splits.values()) == 40
     with pytest.raises(BadInput, match="there are no such files"):
         prepare(one.model_copy(update={"path": f"{gcs}/elsewhere"}), 7, tmp_path / "none")
+
+
+def test_prepared_data_is_found_in_a_bucket_by_a_machine_that_never_saw_it(gcs, tmp_path, capfd):
+    rows = "".join(f"{number},{'ab'[number % 2]}\n" for number in range(40))
+    found = []
+    for machine in ("one", "two"):
+        (tmp_path / machine).mkdir()
+        (tmp_path / machine / "t.csv").write_text("size,label\n" + rows)
+        config = DataConfig(source="csv", path=str(tmp_path / machine / "t.csv"), label_key="label", splits=SHARES)
+        found.append(prepare(config, 7, tmp_path / machine / "out", f"{gcs}/prepared"))
+        assert ("reusing the prepared data" in capfd.readouterr().out) == (machine == "two")
+    assert found[0] == found[1]
+    here, there = (
+        {file.name: file.read_bytes() for file in (tmp_path / name / "out").iterdir()} for name in ("one", "two")
+    )
+    assert here == there
+    assert sorted(entry.name for entry in (tmp_path / "two").iterdir()) == ["out", "t.csv"]
