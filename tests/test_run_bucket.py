@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import REPOSITORY
@@ -45,7 +46,7 @@ def test_a_run_leaves_everything_in_the_bucket_and_another_machine_goes_on_from_
     registry = Registry(f"{gcs}/root/models", "table")
     assert registry.champion() is not None
     for document in documents:
-        run = f"{gcs}/root/runs/{os.path.basename(document['run_dir'])}"
+        run = f"{gcs}/root/runs/{Path(document['run_dir']).name}"
         assert read_json(f"{run}/run.json")[0]["state"] == "succeeded"
         assert "saved_model/saved_model.pb" in list_names(f"{run}/train-model/model")
         for output in ("prepare-data/examples", "validate-data/anomalies", "judge-model/verdict"):
