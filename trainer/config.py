@@ -346,6 +346,9 @@ class TrainConfig(Section):
     """Save a checkpoint every so many steps. None: at the end of each epoch."""
     keep_checkpoints: PositiveInt = 3
     """How many of the newest checkpoints are kept."""
+    bucket_texts: bool = False
+    """Put texts of about the same length into a batch, which then needs little padding. Needs a split that is held in
+    memory; which texts share a batch still changes from epoch to epoch."""
     cache_bytes: Annotated[int, Field(ge=0)] = 2 * 1024**3
     """A prepared split up to this size is held in memory; a larger one is streamed."""
     shuffle_buffer_bytes: PositiveInt = 256 * 1024**2
