@@ -12,19 +12,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from trainer.config import (
-    NUMBER_METRICS,
     DataConfig,
     EvaluateConfig,
     PositiveInt,
     Problem,
     PushConfig,
     Section,
+    ServingConfig,
     TrainConfig,
     ValidateConfig,
     parse,
     text,
 )
 from trainer.config_file import override, read_config_file
+from trainer.metric_names import ALL, names_of
 
 _Quantity = text(r"\d+(\.\d+)?(m|[kMGTPE]i?)?", "a Kubernetes quantity such as 4, 500m or 16Gi")
 
@@ -79,6 +80,8 @@ class Config(Section):
     """The model, its optimizer, and how the training goes."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """How the model is measured and what it has to reach."""
+    serving: ServingConfig = ServingConfig()
+    """What the exported model must do where it will serve."""
     push: PushConfig = PushConfig()
     """Where a blessed model goes."""
     cluster: ClusterConfig = ClusterConfig()
@@ -123,9 +126,11 @@ class Config(Section):
         for key, metric in watched:
             if metric == other:
                 yield Problem(f"train.{key}", metric, f"is no metric of {task} (data.task)")
-        for metric in self.evaluate.thresholds:
-            if (metric in NUMBER_METRICS) != (task == "regression"):
-                yield Problem("evaluate.thresholds", metric, f"is no metric of {task} (data.task)")
+        of_this_task = (*names_of(task, self.evaluate.quantiles), *self.evaluate.own_metrics)
+        for path, thresholds in self.evaluate.thresholds_by_path():
+            for metric in thresholds:
+                if metric in ALL and metric not in of_this_task:
+                    yield Problem(f"evaluate.{path}", metric, f"is no metric of {task} (data.task)")
         if task == "regression":
             for key in ("class_weights", "label_smoothing"):
                 if getattr(train, key):

@@ -1,4 +1,4 @@
-"""Configuration → Kubeflow pipeline: prepare (→ validate) → train → evaluate → judge → (blessed) push, and an exit task.
+"""Configuration → Kubeflow pipeline: prepare (→ validate) → train → evaluate, check → judge → (blessed) push; an exit task.
 
 compile_pipeline(config, Path("digits.yaml"))      # the same configuration gives the same bytes
 """
@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from components.check_serving import check_serving
 from components.evaluate_model import evaluate_model
 from components.judge_model import judge_model
 from components.prepare_data import prepare_data
@@ -35,6 +36,7 @@ def build_pipeline(config: Config) -> Any:
         data: str = config.data.to_json(),
         train: str = config.train.to_json(),
         evaluate: str = config.evaluate.to_json(),
+        serving: str = config.serving.to_json(),
         push: str = config.push.to_json(),
         seed: int = config.seed,
         root: str = places.get("root"),
@@ -64,27 +66,35 @@ def build_pipeline(config: Config) -> Any:
                 examples=prepared.outputs["examples"],
                 model=trained.outputs["model"],
             )
+            checked = check_serving(serving=serving, model=trained.outputs["model"])
             judged = judge_model(
-                evaluate=evaluate, model=trained.outputs["model"], evaluation=measured.outputs["evaluation"]
+                evaluate=evaluate,
+                model=trained.outputs["model"],
+                evaluation=measured.outputs["evaluation"],
+                serving_check=checked.outputs["serving_check"],
             )
             with dsl.If(judged.outputs["Output"] == True, name="blessed"):  # noqa: E712 - becomes a CEL expression
                 pushed = push_model(
                     push=push,
+                    evaluate=evaluate,
                     name=name,
                     registry=registry,
+                    examples=prepared.outputs["examples"],
                     model=trained.outputs["model"],
                     evaluation=measured.outputs["evaluation"],
+                    serving_check=checked.outputs["serving_check"],
                     verdict=judged.outputs["verdict"],
                 )
-        for task in (prepared, *validated, trained, measured, judged, pushed, outcome):
+        for task in (prepared, *validated, trained, measured, checked, judged, pushed, outcome):
             task.set_container_image(config.cluster.image)
-        for task in (prepared, trained, measured, pushed):
+        for task in (prepared, trained, measured, checked, pushed):
             _retry(task, config.cluster)
         for task in (prepared, trained):
             task.set_caching_options(config.cluster.cache)
         for task in (
             *validated,
             measured,
+            checked,
             judged,
             pushed,
             outcome,
