@@ -53,25 +53,23 @@ class MemoryFeed:
             self._lengths = None if lengths is None else tf.constant(lengths)
         self._batch_size = batch_size
 
+    def first(self, count: int) -> tuple[Any, ...]:
+        """The first examples as they were written."""
+        import tensorflow as tf
+
+        return tf.nest.map_structure(lambda values: values[:count], self._batch)
+
     def take(self, epoch: Any, start: Any, count: Any) -> tuple[Any, ...]:
         """Examples `start` to `start + count` of the epoch's order, as `records.parser` gives them."""
         import tensorflow as tf
 
         with tf.device("/cpu:0"):
-            places = tf.range(start, start + count, dtype=tf.int64)
             if not self._shuffle:
                 return tf.nest.map_structure(lambda values: values[start : start + count], self._batch)
-            seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(epoch, tf.int64)])
             if self._lengths is None:
-                places = self._shuffled(places, seed, self.num_examples)
-            else:
-                places = self._by_length(start, count, seed)
+                return take(self._batch, self.num_examples, self._seed, epoch, start, count)
+            places = self._by_length(start, count, _key(self._seed, epoch))
             return tf.nest.map_structure(lambda values: tf.gather(values, places), self._batch)
-
-    def _shuffled(self, places: Any, seed: Any, count: Any) -> Any:
-        import tensorflow as tf
-
-        return tf.random.experimental.index_shuffle(places, seed, tf.cast(count, tf.int64) - 1)
 
     def _by_length(self, start: Any, count: Any, seed: Any) -> Any:
         """Places of examples `start` to `start + count` when texts of about the same length share a batch.
@@ -84,13 +82,34 @@ class MemoryFeed:
         size = self._batch_size
         low = start // (size * _BATCHES_SORTED) * (size * _BATCHES_SORTED)
         high = tf.minimum(low + size * _BATCHES_SORTED, tf.constant(self.num_examples, tf.int64))
-        window = self._shuffled(tf.range(low, high, dtype=tf.int64), seed, self.num_examples)
+        window = _shuffled(tf.range(low, high, dtype=tf.int64), seed, self.num_examples)
         window = tf.gather(window, tf.argsort(tf.gather(self._lengths, window), stable=True))
         batch, full = (start - low) // size, (high - low) // size
-        turned = self._shuffled(tf.minimum(batch, tf.maximum(full - 1, 0)), seed + 1, tf.maximum(full, 1))
+        turned = _shuffled(tf.minimum(batch, tf.maximum(full - 1, 0)), seed + 1, tf.maximum(full, 1))
         batch = tf.where(batch < full, turned, batch)
         first = batch * size + (start - low) % size
         return window[first : first + count]
+
+
+def take(batch: tuple[Any, ...], num_examples: int, seed: int, epoch: Any, start: Any, count: Any) -> tuple[Any, ...]:
+    """Examples `start` to `start + count` of an epoch's order, gathered from a whole split."""
+    import tensorflow as tf
+
+    places = _shuffled(tf.range(start, start + count, dtype=tf.int64), _key(seed, epoch), num_examples)
+    return tf.nest.map_structure(lambda values: tf.gather(values, places), batch)
+
+
+def _key(seed: int, epoch: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+
+
+def _shuffled(places: Any, key: Any, count: Any) -> Any:
+    """Where the places of an order of `count` lie in a permutation of it, which needs no array."""
+    import tensorflow as tf
+
+    return tf.random.experimental.index_shuffle(places, key, tf.cast(count, tf.int64) - 1)
 
 
 class StreamFeed:
@@ -108,6 +127,12 @@ class StreamFeed:
         self.num_examples = num_examples
         self._files, self._parse = files, parse
         self._seed, self._buffer = seed, buffer_examples
+
+    def first(self, count: int) -> tuple[Any, ...]:
+        """The first examples as they were written."""
+        import tensorflow as tf
+
+        return self._parse(next(iter(tf.data.TFRecordDataset(self._files).batch(count))))
 
     def iterator(self, strategy: Any, batch_size: int, first_epoch: int, start: int, num_epochs: int) -> Any:
         """Per-replica batches from example `start` of `first_epoch` on.
