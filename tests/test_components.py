@@ -6,13 +6,23 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
+from components.check_serving import check_serving
 from components.evaluate_model import evaluate_model
 from components.judge_model import judge_model
 from components.prepare_data import prepare_data
 from components.push_model import push_model
 from components.record_outcome import record_outcome
 from components.train_model import train_model
-from trainer.config import DataConfig, EvaluateConfig, PushConfig, Splits, TrainConfig, parse
+from trainer.config import (
+    DataConfig,
+    EvaluateConfig,
+    GroupConfig,
+    PushConfig,
+    ServingConfig,
+    Splits,
+    TrainConfig,
+    parse,
+)
 
 DATA = DataConfig(splits=Splits(train="train[:200]", validation="train[200:250]", test="test[:60]"))
 TRAIN = TrainConfig(model="mlp", epochs=2, global_batch_size=32)
@@ -33,25 +43,30 @@ def made(tmp_path_factory):
         name: artifact(kind, folder, name)
         for name, kind in {
             "examples": dsl.Dataset, "model": dsl.Model, "evaluation": dsl.Artifact, "metrics": dsl.Metrics,
-            "classification_metrics": dsl.ClassificationMetrics, "verdict": dsl.Artifact, "report": dsl.HTML,
-            "pushed_model": dsl.Model,
+            "classification_metrics": dsl.ClassificationMetrics, "serving_check": dsl.Artifact, "verdict": dsl.Artifact,
+            "report": dsl.HTML, "summary": dsl.Markdown, "pushed_model": dsl.Model,
         }.items()
     }  # fmt: skip
     prepare_data.python_func(DATA.to_json(), 7, root, made["examples"])
-    train_model.python_func(TRAIN.to_json(), 7, "tiny", root, made["examples"], made["model"])
+    train_model.python_func(TRAIN.to_json(), GroupConfig().to_json(), 7, "tiny", root, made["examples"], made["model"])
     evaluate_model.python_func(
         EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"], made["metrics"],
         made["classification_metrics"],
     )  # fmt: skip
+    check_serving.python_func(ServingConfig(num_requests=20).to_json(), made["model"], made["serving_check"])
     made["blessed"] = judge_model.python_func(
-        EASY.to_json(), made["model"], made["evaluation"], made["verdict"], made["report"]
-    )
+        EASY.to_json(), made["model"], made["evaluation"], made["serving_check"], made["verdict"], made["report"],
+        made["summary"],
+    )  # fmt: skip
     push_model.python_func(
         PushConfig().to_json(),
+        EASY.to_json(),
         "tiny",
         registry,
+        made["examples"],
         made["model"],
         made["evaluation"],
+        made["serving_check"],
         made["verdict"],
         made["pushed_model"],
     )
@@ -83,7 +98,11 @@ def test_evaluate_model_counts_every_test_example_once_and_reports_finite_number
 def test_judge_model_answers_one_bool_and_always_writes_verdict_and_report(made, tmp_path):
     assert made["blessed"] is True
     verdict, report = artifact(dsl.Artifact, tmp_path, "verdict"), artifact(dsl.HTML, tmp_path, "report")
-    assert judge_model.python_func(HARD.to_json(), made["model"], made["evaluation"], verdict, report) is False
+    summary = artifact(dsl.Markdown, tmp_path, "summary")
+    judged = judge_model.python_func(
+        HARD.to_json(), made["model"], made["evaluation"], made["serving_check"], verdict, report, summary
+    )
+    assert judged is False
     decision = json.loads((Path(verdict.path) / "verdict.json").read_text())
     assert decision["verdict"] == "not_blessed"
     assert any("does not hold" in reason for reason in decision["reasons"])
@@ -144,7 +163,7 @@ def test_record_outcome_records_state_and_error(tmp_path):
     [
         (prepare_data, ('{"name": 3}', 7, "root", None), "data.name = 3: must be text"),
         (prepare_data, ("{", 7, "root", None), "is not JSON"),
-        (train_model, ('{"epochs": 0}', 7, "tiny", "root", None, None), "train.epochs = 0: must be at least 1"),
+        (train_model, ('{"epochs": 0}', "{}", 7, "tiny", "root", None, None), "train.epochs = 0: must be at least 1"),
     ],
 )
 def test_a_component_refuses_bad_settings_with_one_sentence_and_exit_code_2(function, arguments, message, capsys):
@@ -158,7 +177,13 @@ def test_a_batch_larger_than_the_split_is_refused_with_the_numbers(made, tmp_pat
     config = TRAIN.model_copy(update={"global_batch_size": 201})
     with pytest.raises(SystemExit) as ended:
         train_model.python_func(
-            config.to_json(), 7, "tiny", str(tmp_path), made["examples"], artifact(dsl.Model, tmp_path, "model")
+            config.to_json(),
+            GroupConfig().to_json(),
+            7,
+            "tiny",
+            str(tmp_path),
+            made["examples"],
+            artifact(dsl.Model, tmp_path, "model"),
         )
     assert ended.value.code == 2
     assert "train.global_batch_size = 201: the train split has 200 examples" in capsys.readouterr().err
