@@ -145,6 +145,8 @@ def _own_loop(
             if saver:
                 done[1] += 100
                 saver.save(State(step=done[1]))
+        if saver:
+            saver.wait()
         done[0] += 1
 
     return run

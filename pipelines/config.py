@@ -118,6 +118,28 @@ class Config(Section):
                 "needs a validation split, and data.splits.validation is null",
             )
 
+    def _group_problems(self) -> Iterator[Problem]:
+        """A strategy that does not fit the number of processes."""
+        train, workers, servers = self.train, self.cluster.num_workers, self.cluster.num_parameter_servers
+        strategy = train.strategy
+        if servers and strategy not in ("parameter_server", "auto"):
+            yield Problem("train.strategy", strategy, f"would not use {servers} parameter server(s)")
+        elif strategy == "parameter_server" and not servers:
+            yield Problem("cluster.num_parameter_servers", 0, "train.strategy parameter_server needs at least 1")
+        elif strategy == "multi_worker_mirrored" and workers < 2:
+            yield Problem("cluster.num_workers", workers, "train.strategy multi_worker_mirrored needs at least 2")
+        elif workers > 1 and strategy not in ("multi_worker_mirrored", "parameter_server", "auto"):
+            yield Problem(
+                "train.strategy", strategy, f"trains in one process, and cluster.num_workers is {workers};"
+                " use multi_worker_mirrored"
+            )  # fmt: skip
+        if workers > 1 and not servers and train.global_batch_size < workers:
+            yield Problem(
+                "train.global_batch_size", train.global_batch_size, f"must give each of {workers} workers an example"
+            )
+        if workers > 1 and train.loop == "keras_fit":
+            yield Problem("train.loop", train.loop, "Keras cannot read its metrics on several workers; use own")
+
     def _task_problems(self) -> Iterator[Problem]:
         """Settings of classes where the label is a number, and the other way round, as far as `data.task` says it."""
         if self.data.task is None:
@@ -141,28 +163,6 @@ class Config(Section):
                     yield Problem(
                         f"train.{key}", getattr(train, key), "belongs to classes, and data.task is regression"
                     )
-
-    def _group_problems(self) -> Iterator[Problem]:
-        """A strategy that does not fit the number of processes."""
-        train, workers, servers = self.train, self.cluster.num_workers, self.cluster.num_parameter_servers
-        strategy = train.strategy
-        if servers and strategy not in ("parameter_server", "auto"):
-            yield Problem("train.strategy", strategy, f"would not use {servers} parameter server(s)")
-        elif strategy == "parameter_server" and not servers:
-            yield Problem("cluster.num_parameter_servers", 0, "train.strategy parameter_server needs at least 1")
-        elif strategy == "multi_worker_mirrored" and workers < 2:
-            yield Problem("cluster.num_workers", workers, "train.strategy multi_worker_mirrored needs at least 2")
-        elif workers > 1 and strategy not in ("multi_worker_mirrored", "parameter_server", "auto"):
-            yield Problem(
-                "train.strategy", strategy, f"trains in one process, and cluster.num_workers is {workers};"
-                " use multi_worker_mirrored"
-            )  # fmt: skip
-        if workers > 1 and not servers and train.global_batch_size < workers:
-            yield Problem(
-                "train.global_batch_size", train.global_batch_size, f"must give each of {workers} workers an example"
-            )
-        if workers > 1 and train.loop == "keras_fit":
-            yield Problem("train.loop", train.loop, "Keras cannot read its metrics on several workers; use own")
 
 
 def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:

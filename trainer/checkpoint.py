@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -70,8 +71,10 @@ class Checkpoints:
         identity: What must be the same for a checkpoint to be resumed, by the name a person knows it by.
         keep: Newest ones to keep, besides the best.
         workers: Who must agree. None: this process is alone.
-        mirror: A prefix of object storage that every checkpoint is copied to while the training goes on, for machines
-            whose disk does not outlive them. Leaving the `with` block waits for the last copy. None: there is none.
+        mirror: A prefix of object storage that every checkpoint is copied to, for machines whose disk does not outlive
+            them. None: there is none.
+
+    Writing and copying go on beside the training; leaving the `with` block waits for them.
     """
 
     def __init__(
@@ -83,56 +86,69 @@ class Checkpoints:
         workers: Consensus | None = None,
         mirror: str | None = None,
     ) -> None:
-        import tensorflow as tf
-
         self._folder, self._identity, self._keep = folder, identity, keep
         self._workers = workers or Consensus(trainer.strategy, None)
         self._mirror = mirror
-        self._copier = ThreadPoolExecutor(1) if mirror else None
-        self._copy: Future | None = None
+        self._writer = ThreadPoolExecutor(1)
+        self._written: Future | None = None
         weights = {id(variable) for variable in trainer.model.weights}
         # Plain lists, so that a weight is found by its number. Keras leaves the random state of dropout out of a model's
         # own checkpoint; a resumed run would differ.
-        self._checkpoint = tf.train.Checkpoint(
-            weights=[variable.value for variable in trainer.model.weights],
-            random_state=[variable.value for variable in trainer.model.variables if id(variable) not in weights],
-            optimizer=[variable.value for variable in trainer.optimizer.variables],
-            averages=trainer.averages,
-            loss_scale=[trainer.loss_scale.variables] if trainer.loss_scale is not None else [],
-        )
+        groups = {
+            "weights": [variable.value for variable in trainer.model.weights],
+            "random_state": [variable.value for variable in trainer.model.variables if id(variable) not in weights],
+            "optimizer": [variable.value for variable in trainer.optimizer.variables],
+            "averages": trainer.averages,
+            "loss_scale": [trainer.loss_scale.variables] if trainer.loss_scale is not None else [],
+        }
+        self._variables = {
+            f"{group}/{number}": variable for group, listed in groups.items() for number, variable in enumerate(listed)
+        }
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, kind: type | None, *_: object) -> None:
-        if self._copier is not None:
-            try:
-                self._wait_for_copy()
-            except WorldFailure as error:
-                if kind is None:
-                    raise
-                say(f"warning: {error}")  # what ended the block says more
-            finally:
-                self._copier.shutdown()
+        try:
+            self.wait()
+        except WorldFailure as error:
+            if kind is None:
+                raise
+            say(f"warning: {error}")  # what ended the block says more
+        finally:
+            self._writer.shutdown()
 
     def save(self, state: State) -> None:
-        """Writes a checkpoint and removes those no longer kept.
+        """Takes the values of now and writes them in a thread, so that the next steps need not wait for the disk.
+
+        Raises:
+            WorldFailure: The checkpoint before this one could not be written.
+        """
+        values = {name: variable.numpy() for name, variable in self._variables.items()}
+        if self._workers.is_chief:
+            self.wait()
+            self._written = self._writer.submit(self._write, values, asdict(state))
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is whole.
 
         Raises:
             WorldFailure: The disk is full or cannot be written; the earlier checkpoints are untouched.
         """
-        if not self._workers.is_chief:
-            with tempfile.TemporaryDirectory(prefix="checkpoint-") as unused:
-                self._checkpoint.write(str(Path(unused) / VARIABLES))
-            return
-        target = self._folder / f"step-{state.step:08d}"
-        partial = None
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
+
+    def _write(self, values: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+        """Writes one checkpoint, copies it to the mirror, and removes those no longer kept."""
+        step, partial = state["step"], None
+        target = self._folder / f"step-{step:08d}"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._folder))
-            self._checkpoint.write(str(partial / VARIABLES))
+            write_tensors(partial / VARIABLES, values)
             digests = {file.name: _digest(file) for file in sorted(partial.iterdir())}
-            content = {"state": asdict(state), "identity": self._identity, "sha256": digests}
+            content = {"state": state, "identity": self._identity, "sha256": digests}
             with (partial / _STATE_FILE).open("w", encoding="utf-8") as file:
                 json.dump(content, file, indent=1)
                 file.flush()
@@ -145,13 +161,18 @@ class Checkpoints:
             if partial is not None:
                 shutil.rmtree(partial, ignore_errors=True)
             raise WorldFailure(
-                f"the checkpoint of step {state.step} could not be written to {self._folder}: {_reason(error)};"
+                f"the checkpoint of step {step} could not be written to {self._folder}: {_reason(error)};"
                 " earlier ones are untouched: make room and start the run again, it goes on from the newest"
             ) from error
-        self._wait_for_copy()  # of the one before, which may be removed now
-        self._remove_old(state.best_step)
-        if self._copier is not None:
-            self._copy = self._copier.submit(self._copy_out, target, state.best_step)
+        _remove_old(self._folder, self._keep, state["best_step"])
+        if self._mirror is not None:
+            try:
+                self._copy_out(target, state["best_step"])
+            except Exception as error:
+                raise WorldFailure(
+                    f"the checkpoint of step {step} could not be copied to {self._mirror}: {_reason(error)}; start the run"
+                    " again, it goes on from the newest that is there"
+                ) from error
 
     def restore(self) -> State | None:
         """Loads the newest whole checkpoint into the variables; all workers load the one that the chief found.
@@ -163,6 +184,7 @@ class Checkpoints:
             BadInput: It belongs to another model, dataset or configuration.
             WorldFailure: A worker does not see the chief's checkpoint.
         """
+        self.wait()
         content = None
         if self._workers.is_chief:
             content = next(filter(None, map(self._read, sorted(self._steps(), reverse=True))), None)
@@ -188,6 +210,8 @@ class Checkpoints:
         """
         if state.best_step is None:
             return
+        self.wait()
+        self._workers.wait()  # the chief has written it
         if self._read(state.best_step) is None:
             raise WorldFailure(
                 f"the best checkpoint, step {state.best_step}, is damaged; start the run again from its data"
@@ -196,9 +220,9 @@ class Checkpoints:
 
     def clear(self) -> None:
         """Removes all of them: the run is done and a later one begins anew. For the chief alone."""
+        self.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
         if self._mirror is not None:
-            self._wait_for_copy()
             storage.delete_prefix(self._mirror)
 
     def _steps(self) -> set[int]:
@@ -207,26 +231,12 @@ class Checkpoints:
         return {int(match[1]) for match in map(_STEP_FOLDER.fullmatch, [*here, *there]) if match}
 
     def _copy_out(self, folder: Path, best_step: int | None) -> None:
-        """Copies one checkpoint to the mirror and removes what is no longer kept there. Runs in a thread."""
-        assert self._mirror is not None
+        """Copies one checkpoint to the mirror and removes what is no longer kept there."""
         there = storage.join(self._mirror, folder.name)
         storage.delete_prefix(there)  # of an earlier try that stopped at this very step
         storage.publish(folder, there)
-        matches = filter(None, map(_STEP_FOLDER.fullmatch, storage.list_folders(self._mirror)))
-        for step in sorted((int(match[1]) for match in matches), reverse=True)[self._keep :]:
-            if step != best_step:
-                storage.delete_prefix(storage.join(self._mirror, f"step-{step:08d}"))
-
-    def _wait_for_copy(self) -> None:
-        copy, self._copy = self._copy, None
-        if copy is not None:
-            try:
-                copy.result()
-            except Exception as error:
-                raise WorldFailure(
-                    f"a checkpoint could not be copied to {self._mirror}: {_reason(error)}; start the run again, it goes"
-                    " on from the newest that is there"
-                ) from error
+        for step in _outdated(storage.list_folders(self._mirror), self._keep, best_step):
+            storage.delete_prefix(storage.join(self._mirror, f"step-{step:08d}"))
 
     def _bring(self, step: int) -> None:
         """Brings a checkpoint from the mirror where it is not on this machine."""
@@ -262,15 +272,37 @@ class Checkpoints:
                 )
 
     def _load(self, step: int) -> None:
-        status = self._checkpoint.read(str(self._folder / f"step-{step:08d}" / VARIABLES))
-        status.assert_consumed()
+        import tensorflow as tf
 
-    def _remove_old(self, best_step: int | None) -> None:
-        matches = map(_STEP_FOLDER.fullmatch, (entry.name for entry in self._folder.iterdir()))
-        steps = sorted((int(match[1]) for match in matches if match), reverse=True)
-        for step in steps[self._keep :]:
-            if step != best_step:
-                shutil.rmtree(self._folder / f"step-{step:08d}", ignore_errors=True)
+        reader = tf.train.load_checkpoint(str(self._folder / f"step-{step:08d}" / VARIABLES))
+        found = set(reader.get_variable_to_shape_map())
+        assert found == self._variables.keys(), f"variables differ: {sorted(found ^ self._variables.keys())[:5]}"
+        for name, variable in self._variables.items():
+            variable.assign(reader.get_tensor(name))
+
+
+def write_tensors(prefix: Path, values: dict[str, np.ndarray]) -> None:
+    """Writes named values as a checkpoint that TensorFlow reads (`tf.train.load_checkpoint`)."""
+    import tensorflow as tf
+
+    with tf.device("/cpu:0"):
+        tf.raw_ops.SaveV2(
+            prefix=str(prefix),
+            tensor_names=list(values),
+            shape_and_slices=[""] * len(values),
+            tensors=list(values.values()),
+        )
+
+
+def _outdated(names: Iterable[str], keep: int, best_step: int | None) -> list[int]:
+    """Steps of checkpoints that are neither among the newest `keep` nor the best."""
+    steps = sorted((int(match[1]) for match in map(_STEP_FOLDER.fullmatch, names) if match), reverse=True)
+    return [step for step in steps[keep:] if step != best_step]
+
+
+def _remove_old(folder: Path, keep: int, best_step: int | None) -> None:
+    for step in _outdated([entry.name for entry in folder.iterdir()], keep, best_step):
+        shutil.rmtree(folder / f"step-{step:08d}", ignore_errors=True)
 
 
 def read_weights(folder: Path) -> list[np.ndarray]:
@@ -278,14 +310,27 @@ def read_weights(folder: Path) -> list[np.ndarray]:
     import tensorflow as tf
 
     reader = tf.train.load_checkpoint(str(folder / VARIABLES))
-    found = (re.fullmatch(r"weights/(\d+)/.*VARIABLE_VALUE", name) for name in reader.get_variable_to_shape_map())
-    numbers = {int(match[1]): match[0] for match in found if match}
-    return [reader.get_tensor(numbers[number]) for number in sorted(numbers)]
+    count = sum(name.startswith("weights/") for name in reader.get_variable_to_shape_map())
+    return [reader.get_tensor(f"weights/{number}") for number in range(count)]
+
+
+_NOT_IDENTITY = frozenset({
+    "checkpoint_every_steps", "checkpoint_every_secs", "keep_checkpoints", "steps_per_loop", "strategy",
+    "num_virtual_devices", "cross_device", "communication", "tensorboard_dir", "profile_steps", "eager", "jit_compile",
+    "deterministic", "max_skipped_steps",
+})  # fmt: skip
+
+
+def identity(config: TrainConfig, seed: int, data_digest: str) -> dict[str, Any]:
+    """What decides the weights. How often is saved, how many are kept and where it runs do not."""
+    values = config.model_dump(mode="json").items()
+    fields = {f"train.{key}": value for key, value in values if key not in _NOT_IDENTITY}
+    return {**fields, "seed": seed, "the prepared data": data_digest}
 
 
 def run_key(config: TrainConfig, seed: int, data_digest: str) -> str:
-    """Folder name of a training's checkpoints: another configuration, seed or dataset is another training."""
-    text = json.dumps([config.to_json(), seed, data_digest])
+    """Folder name of a training's checkpoints: what decides the weights decides it, and where it runs does not."""
+    text = json.dumps(identity(config, seed, data_digest), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

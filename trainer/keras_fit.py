@@ -9,10 +9,10 @@ import math
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoints, identity
 from trainer.data.reading import MemoryFeed
 from trainer.errors import BadInput, Preempted, WorldFailure
-from trainer.loop import Run, finish_epoch, finish_run, identity, save
+from trainer.loop import Run, finish_epoch, finish_run, save
 from trainer.preemption import StopSignals
 from trainer.progress import progress, say
 
@@ -47,7 +47,7 @@ def fit_with_keras(
                 " uneven last batch wrongly"
             )
     saver = Checkpoints(
-        checkpoints, trainer, identity(config, seed, run.manifest), config.keep_checkpoints, run.workers, mirror
+        checkpoints, trainer, identity(config, seed, run.manifest.digest), config.keep_checkpoints, run.workers, mirror
     )
     with saver:
         run.state = saver.restore() or run.state

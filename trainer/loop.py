@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from trainer.atomic import aside
-from trainer.checkpoint import Checkpoints, State
+from trainer.checkpoint import Checkpoints, State, identity
 from trainer.cluster import ClusterDescription, configure_collective_timeouts, describe, explain_lost_peer
 from trainer.config import GroupConfig, TrainConfig, WarmStart
 from trainer.consensus import Consensus
@@ -102,7 +102,7 @@ def fit(
 
         # 3. Where an earlier try stopped.
         saver = Checkpoints(
-            checkpoints, run.trainer, identity(config, seed, manifest), config.keep_checkpoints, workers, mirror
+            checkpoints, run.trainer, identity(config, seed, manifest.digest), config.keep_checkpoints, workers, mirror
         )
         with saver:
             run.state = saver.restore() or run.state
@@ -120,6 +120,7 @@ def fit(
                     finish_epoch(run)
                     save(run, saver)  # after the bookkeeping, so that a resumed run does not do it twice
                     if workers.add([float(stop.asked is not None)])[0]:
+                        saver.wait()
                         raise preempted(stop, run.state)
             run.board.close()
 
@@ -139,6 +140,7 @@ class Run:
 
     config: TrainConfig
     examples: Path
+    """The prepared dataset's folder."""
     manifest: Manifest
     trainer: Trainer
     build: Callable[[], Any]
@@ -313,6 +315,7 @@ def _run_epoch(run: Run, saver: Checkpoints, bar: Any, stop: StopSignals) -> Non
             if stopped or late or (every and state.step % every == 0):
                 save(run, saver)
             if stopped:
+                saver.wait()
                 raise preempted(stop, state)
 
 
@@ -460,8 +463,8 @@ def finish_run(run: Run, seed: int, folder: Path) -> dict[str, Any]:
     }
     if run.workers.is_chief:
         with aside(folder) as partial:
-            exported = export_model(model, run.manifest, reference_examples(run.examples, run.manifest), partial)
-            summary["model_digest"] = exported["digest"]
+            reference = reference_examples(run.examples, run.manifest)
+            summary["model_digest"] = export_model(model, run.manifest, reference, partial)["digest"]
             keep_data(run.examples, partial)
             history = "".join(json.dumps(row) + "\n" for row in state.history)
             (partial / "history.jsonl").write_text(history, encoding="utf-8")
@@ -522,20 +525,6 @@ def preempted(stop: StopSignals, state: State) -> Preempted:
     """What to raise after the state was saved."""
     who = stop.asked or "another worker's SIGTERM"
     return Preempted(f"{who} after step {state.step:,}: saved; the next run goes on from there")
-
-
-_NOT_IDENTITY = frozenset({
-    "checkpoint_every_steps", "checkpoint_every_secs", "keep_checkpoints", "steps_per_loop", "strategy",
-    "num_virtual_devices", "cross_device", "communication", "tensorboard_dir", "profile_steps", "eager", "jit_compile",
-    "deterministic",
-})  # fmt: skip
-
-
-def identity(config: TrainConfig, seed: int, manifest: Manifest) -> dict[str, Any]:
-    """What decides the weights. How often is saved, how many are kept and where it runs do not."""
-    values = config.model_dump(mode="json").items()
-    fields = {f"train.{key}": value for key, value in values if key not in _NOT_IDENTITY}
-    return {**fields, "seed": seed, "the prepared data": manifest.digest}
 
 
 def check_sizes(config: TrainConfig, manifest: Manifest) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoints, identity
 from trainer.cluster import ClusterDescription
 from trainer.config import GroupConfig, TrainConfig
 from trainer.data.manifest import Manifest, read_manifest
@@ -73,7 +73,7 @@ def fit_asynchronously(
     loop.announce(run)
     trainer = Trainer(strategy, run.build, config, run.trainer.objective, run.total_steps)
     saver = Checkpoints(
-        checkpoints, trainer, loop.identity(config, seed, manifest), config.keep_checkpoints, run.workers, mirror
+        checkpoints, trainer, identity(config, seed, manifest.digest), config.keep_checkpoints, run.workers, mirror
     )
     with saver:
         run.state = saver.restore() or run.state
@@ -92,6 +92,7 @@ def fit_asynchronously(
                 loop.finish_epoch(run)
                 loop.save(run, saver)
                 if stop.asked is not None:
+                    saver.wait()
                     raise loop.preempted(stop, run.state)
         run.board.close()
         if config.keep_best is not None and run.validation_feed is not None:
@@ -196,6 +197,7 @@ def _run_epoch(run: Any, saver: Checkpoints, schedule: Callable, bar: Any, stop:
             if stop.asked is not None or late or (every and state.step % every == 0):
                 loop.save(run, saver)
             if stop.asked is not None:
+                saver.wait()
                 raise loop.preempted(stop, state)
 
 
