@@ -6,13 +6,23 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
+from components.check_serving import check_serving
 from components.evaluate_model import evaluate_model
 from components.judge_model import judge_model
 from components.prepare_data import prepare_data
 from components.push_model import push_model
 from components.record_outcome import record_outcome
 from components.train_model import train_model
-from trainer.config import DataConfig, EvaluateConfig, PushConfig, Splits, TrainConfig, parse
+from trainer.config import (
+    DataConfig,
+    EvaluateConfig,
+    GroupConfig,
+    PushConfig,
+    ServingConfig,
+    Splits,
+    TrainConfig,
+    parse,
+)
 
 DATA = DataConfig(splits=Splits(train="train[:200]", validation="train[200:250]", test="test[:60]"))
 TRAIN = TrainConfig(model="mlp", epochs=2, global_batch_size=32)
@@ -33,25 +43,30 @@ def made(tmp_path_factory):
         name: artifact(kind, folder, name)
         for name, kind in {
             "examples": dsl.Dataset, "model": dsl.Model, "evaluation": dsl.Artifact, "metrics": dsl.Metrics,
-            "classification_metrics": dsl.ClassificationMetrics, "verdict": dsl.Artifact, "report": dsl.HTML,
-            "pushed_model": dsl.Model,
+            "classification_metrics": dsl.ClassificationMetrics, "serving_check": dsl.Artifact, "verdict": dsl.Artifact,
+            "report": dsl.HTML, "summary": dsl.Markdown, "pushed_model": dsl.Model,
         }.items()
     }  # fmt: skip
     prepare_data.python_func(DATA.to_json(), 7, root, made["examples"])
-    train_model.python_func(TRAIN.to_json(), "{}", 7, "tiny", root, made["examples"], made["model"])
+    train_model.python_func(TRAIN.to_json(), GroupConfig().to_json(), 7, "tiny", root, made["examples"], made["model"])
     evaluate_model.python_func(
         EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"], made["metrics"],
         made["classification_metrics"],
     )  # fmt: skip
+    check_serving.python_func(ServingConfig(num_requests=20).to_json(), made["model"], made["serving_check"])
     made["blessed"] = judge_model.python_func(
-        EASY.to_json(), made["model"], made["evaluation"], made["verdict"], made["report"]
-    )
+        EASY.to_json(), made["model"], made["evaluation"], made["serving_check"], made["verdict"], made["report"],
+        made["summary"],
+    )  # fmt: skip
     push_model.python_func(
         PushConfig().to_json(),
+        EASY.to_json(),
         "tiny",
         registry,
+        made["examples"],
         made["model"],
         made["evaluation"],
+        made["serving_check"],
         made["verdict"],
         made["pushed_model"],
     )
@@ -83,7 +98,11 @@ def test_evaluate_model_counts_every_test_example_once_and_reports_finite_number
 def test_judge_model_answers_one_bool_and_always_writes_verdict_and_report(made, tmp_path):
     assert made["blessed"] is True
     verdict, report = artifact(dsl.Artifact, tmp_path, "verdict"), artifact(dsl.HTML, tmp_path, "report")
-    assert judge_model.python_func(HARD.to_json(), made["model"], made["evaluation"], verdict, report) is False
+    summary = artifact(dsl.Markdown, tmp_path, "summary")
+    judged = judge_model.python_func(
+        HARD.to_json(), made["model"], made["evaluation"], made["serving_check"], verdict, report, summary
+    )
+    assert judged is False
     decision = json.loads((Path(verdict.path) / "verdict.json").read_text())
     assert decision["verdict"] == "not_blessed"
     assert any("does not hold" in reason for reason in decision["reasons"])
@@ -106,8 +125,8 @@ def test_the_pushed_model_answers_raw_images_with_class_names_and_probabilities(
 
     signature = tf.saved_model.load(str(made["registry"] / "tiny" / "1")).signatures["serving_default"]
     folder = Path(made["examples"].path)
-    images, labels = load_split(folder, read_manifest(folder), "test")
-    answers = signature(image=tf.constant(images))
+    features, labels = load_split(folder, read_manifest(folder), "test")
+    answers = signature(image=tf.constant(features["image"]))
     assert answers["probabilities"].shape == (60, 10)
     assert np.allclose(answers["probabilities"].numpy().sum(axis=1), 1.0, atol=1e-5)
     names = [name.decode() for name in answers["class_name"].numpy()]
@@ -123,7 +142,7 @@ def test_the_keras_file_gives_the_same_answers_as_the_served_model(made):
 
     version = made["registry"] / "tiny" / "1"
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
-    logits = keras.saving.load_model(version / "model.keras", compile=False)(images)
+    logits = keras.saving.load_model(version / "model.keras", compile=False)({"image": images})
     served = tf.saved_model.load(str(version)).signatures["serving_default"](image=tf.constant(images))
     np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(logits), atol=1e-6)
 
@@ -158,7 +177,13 @@ def test_a_batch_larger_than_the_split_is_refused_with_the_numbers(made, tmp_pat
     config = TRAIN.model_copy(update={"global_batch_size": 201})
     with pytest.raises(SystemExit) as ended:
         train_model.python_func(
-            config.to_json(), "{}", 7, "tiny", str(tmp_path), made["examples"], artifact(dsl.Model, tmp_path, "model")
+            config.to_json(),
+            GroupConfig().to_json(),
+            7,
+            "tiny",
+            str(tmp_path),
+            made["examples"],
+            artifact(dsl.Model, tmp_path, "model"),
         )
     assert ended.value.code == 2
     assert "train.global_batch_size = 201: the train split has 200 examples" in capsys.readouterr().err

@@ -148,9 +148,7 @@ def test_bad_input_that_only_a_task_can_find_ends_with_one_message_and_exit_code
 
 
 def test_a_task_that_crashes_is_named_with_its_cause_and_its_log(blessed, file, tmp_path, monkeypatch):
-    (tmp_path / "crashing_model.py").write_text(
-        "def build(image_shape, num_classes):\n    raise RuntimeError('a wave')\n"
-    )
+    (tmp_path / "crashing_model.py").write_text("def build(spec):\n    raise RuntimeError('a wave')\n")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{REPOSITORY}")
     done = trireme("run", file, "--root", blessed[2], "--json", "--set", "train.model=crashing_model:build")
     document = json.loads(done.stdout.splitlines()[-1])

@@ -128,6 +128,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_one_of_another_configuration_re
     from trainer.strategy import build_strategy
 
     config = TrainConfig(model="mlp")
+    spec = spec_of(read_manifest(digits_examples), digits_examples)
 
     spec = spec_of(read_manifest(digits_examples), digits_examples)
 

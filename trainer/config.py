@@ -415,6 +415,9 @@ class TrainConfig(Section):
     """Save a checkpoint when so many seconds have passed since the last one, besides the end of each epoch."""
     keep_checkpoints: PositiveInt = 3
     """How many of the newest checkpoints are kept."""
+    bucket_texts: bool = False
+    """Put texts of about the same length into a batch, which then needs little padding. Needs a split that is held in
+    memory; which texts share a batch still changes from epoch to epoch."""
     tensorboard_dir: str | None = None
     """Folder or `gs://` prefix for TensorBoard's logs: scalars, the graph and the profile. None: none are written."""
     profile_steps: tuple[PositiveInt, PositiveInt] | None = None
@@ -437,6 +440,8 @@ class TrainConfig(Section):
                 f"must be one of {', '.join(_MODEL_NAMES)}, keras.applications.<Architecture>, or your own as"
                 " package.module:function" + suggestion(self.model, _MODEL_NAMES),
             )
+        if self.bucket_texts and self.strategy == "parameter_server":
+            yield Problem("bucket_texts", True, "is not for parameter_server, whose workers take batches as they come")
         clips = [key for key in ("clip_value", "clip_norm", "clip_global_norm") if getattr(self, key) is not None]
         for key in clips[1:]:
             yield Problem(key, getattr(self, key), f"only one kind of clipping can act, and {clips[0]} is set too")

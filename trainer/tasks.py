@@ -41,8 +41,10 @@ def _task(name: str) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its notes on CPU instructions hide our lines
             started = time.monotonic()
+            new = [one for one in args if hasattr(one, "path") and not Path(one.path).exists()]
             try:
                 result = function(*args, **kwargs)
+                _publish(name, new)
             except BaseException as error:
                 code, message = _explained(error)
                 _record(name, {"status": "failed", "exit_code": code, "error": message}, started)
@@ -62,7 +64,9 @@ def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
     """Data section → prepared dataset in `examples.path`."""
     from trainer.data.prepare import prepare
 
-    manifest = prepare(parse_json(DataConfig, data, path="data"), seed, Path(examples.path), _local(root, "prepared"))
+    manifest = prepare(
+        parse_json(DataConfig, data, path="data"), seed, Path(examples.path), storage.join(root, "prepared")
+    )
     examples.metadata.update(
         digest=manifest.digest,
         task=manifest.task,
@@ -285,6 +289,15 @@ def record_outcome(name: str, state: str, error_message: str, outcome: Any) -> N
     Path(outcome.path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     outcome.metadata.update(state=state)
     say(f"{name}: {state.lower()}" + (f": {error_message}" if error_message else ""))
+
+
+def _publish(name: str, outputs: list[Any]) -> None:
+    """Leaves what the task made in the run's place in a bucket, where the run has one."""
+    uri = os.environ.get("TRIREME_RUN_URI")
+    for artifact in outputs if uri else []:
+        path = Path(artifact.path)
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            storage.publish(path, storage.join(uri, name, path.name))
 
 
 def _measured(config: EvaluateConfig, champions: Registry, examples: Path, model: Path) -> dict[str, Any]:

@@ -10,8 +10,7 @@ shard takes one contiguous piece of each run.
 import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +59,8 @@ class Plan:
 def write_part(
     source: Source, number: int, plan: Plan, folder: Path, advance: Callable[[int], None] = lambda count: None
 ) -> dict[str, Any]:
-    """Reads one part and leaves `part-<number>.records`, `.keys.npy`, `.lengths.npy`, `.labels.npy`, `.hashes.npy` and,
-    last, `.json`; what an earlier try finished is taken as it is.
+    """Reads one part and leaves `part-<number>.records`, `.keys.npy`, `.lengths.npy`, `.labels.npy`, `.hashes.npy`,
+    `.statistics.json` and, last, `.json`; what an earlier try finished is taken as it is.
 
     Args:
         source: The source.
@@ -71,14 +70,14 @@ def write_part(
         advance: Called with the examples read so far.
 
     Returns:
-        What the JSON file holds: runs, class names met, statistics, bad records.
+        What the JSON file holds: runs, class names met, bad records.
 
     Raises:
         BadInput: A bad record, where none is allowed, or one too many.
     """
     done = folder / f"part-{number:05d}.json"
-    if done.is_file():
-        return json.loads(done.read_text(encoding="utf-8"))
+    if (earlier := _finished(done)) is not None:
+        return earlier
     part = source.parts[number]
     counters = {name: _counters(source) for name in plan.split_names}
     classes: dict[str, int] = {}
@@ -111,12 +110,14 @@ def write_part(
         "num_examples": position,
         "runs": runs,
         "classes": list(classes),
-        "statistics": {
-            split: {name: counter.to_json() for name, counter in found.items()} for split, found in counters.items()
-        },
         "bad": [list(record) for record in bad],
     }
+    counted = {split: {name: one.to_json() for name, one in found.items()} for split, found in counters.items()}
+    _statistics_file(folder, number).write_text(json.dumps(counted), encoding="utf-8")
+    # Nothing here waits for the disk: a part that a crash of the machine damaged is read again.
     partial = done.with_suffix(".partial")
+    files = sorted(file for file in folder.glob(f"part-{number:05d}.*") if file not in (done, partial))
+    summary["checksums"] = {file.name: _checksum(file) for file in files}
     partial.write_text(json.dumps(summary), encoding="utf-8")
     partial.rename(done)
     return summary
@@ -136,6 +137,25 @@ def check_bad(bad: list[BadRecord], plan: Plan) -> None:
         raise BadInput(
             f"data.max_bad_records = {plan.max_bad}: there are more bad records than that; the last was {bad[-1]}"
         )
+
+
+def _finished(done: Path) -> dict[str, Any] | None:
+    """What an earlier try left of a part, if every file is as it was written."""
+    try:
+        summary = json.loads(done.read_text(encoding="utf-8"))
+        whole = all(_checksum(done.parent / name) == known for name, known in summary["checksums"].items())
+    except (OSError, ValueError, KeyError):
+        return None
+    return summary if whole else None
+
+
+def _checksum(file: Path) -> int:
+    """CRC-32C of a file, which costs a tenth of waiting for the disk."""
+    crc = 0
+    with file.open("rb") as stream:
+        while block := stream.read(1024**2):
+            crc = google_crc32c.extend(crc, block)
+    return crc
 
 
 class _RunWriter:
@@ -198,7 +218,6 @@ class _RunWriter:
     def finish(self) -> list[dict[str, Any]]:
         self._flush()
         self._file.flush()
-        os.fsync(self._file.fileno())
         types = (np.uint64, np.uint32, np.float64, np.uint64)
         for name, column, kind in zip(("keys", "lengths", "labels", "hashes"), self._columns, types, strict=True):
             whole = np.concatenate([np.empty(0, kind), *column]).astype(kind)
@@ -233,8 +252,7 @@ def _bodies(encode: Encoder, chunk: Chunk, weight: str | None) -> Iterator[bytes
     if weight is not None:
         columns[weight] = chunk.weights
     names = list(columns)
-    for row in zip(*columns.values(), strict=True):
-        yield encode(dict(zip(names, row, strict=True)))
+    return (encode(dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True))
 
 
 def _counters(source: Source) -> dict[str, Collector]:
@@ -275,13 +293,20 @@ def _content_hashes(bodies: list[bytes]) -> np.ndarray:
     return found
 
 
-def merged_statistics(summaries: list[Mapping[str, Any]], split: str) -> dict[str, Collector]:
-    """The collectors of a split over all parts, in their order."""
-    whole: dict[str, Collector] = {}
-    for summary in summaries:
-        for name, state in summary["statistics"][split].items():
-            if name in whole:
-                whole[name].merge(Collector.from_json(state))
-            else:
-                whole[name] = Collector.from_json(state)
+def merged_statistics(folder: Path, num_parts: int, split_names: list[str]) -> dict[str, dict[str, Collector]]:
+    """The collectors by split and feature over all parts, in their order, of which one at a time is in memory."""
+    whole: dict[str, dict[str, Collector]] = {split: {} for split in split_names}
+    for number in range(num_parts):
+        counted = json.loads(_statistics_file(folder, number).read_text(encoding="utf-8"))
+        for split, by_name in counted.items():
+            for name, state in by_name.items():
+                found = Collector.from_json(state)
+                if name in whole[split]:
+                    whole[split][name].merge(found)
+                else:
+                    whole[split][name] = found
     return whole
+
+
+def _statistics_file(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:05d}.statistics.json"

@@ -16,10 +16,18 @@ import numpy as np
 from trainer.config import TrainConfig
 from trainer.data.manifest import Manifest, verify
 from trainer.data.records import parser
+from trainer.errors import BadInput
+
+_FILES_AT_ONCE = 4  # fixed, because the order of the records follows from it
+_BATCHES_AHEAD = 16
+_RECORDS_TOGETHER = 8
+_BATCHES_SORTED = 32  # batches in a row whose texts are sorted by length together
 
 
 class MemoryFeed:
     """A split held in memory; each replica gathers its own share inside the graph.
+
+    With `lengths` [n] and a batch size, examples of about the same length share a batch.
 
     Attributes:
         num_examples: Examples of the split.
@@ -27,13 +35,23 @@ class MemoryFeed:
 
     streams = False
 
-    def __init__(self, batch: tuple[Any, ...], seed: int, *, shuffle: bool) -> None:
+    def __init__(
+        self,
+        batch: tuple[Any, ...],
+        seed: int,
+        *,
+        shuffle: bool,
+        lengths: np.ndarray | None = None,
+        batch_size: int = 0,
+    ) -> None:
         import tensorflow as tf
 
         self.num_examples = len(batch[1])
         self._seed, self._shuffle = seed, shuffle
         with tf.device("/cpu:0"):
             self._batch = tf.nest.map_structure(tf.constant, batch)
+            self._lengths = None if lengths is None else tf.constant(lengths)
+        self._batch_size = batch_size
 
     def first(self, count: int) -> tuple[Any, ...]:
         """The first examples as they were written."""
@@ -48,17 +66,50 @@ class MemoryFeed:
         with tf.device("/cpu:0"):
             if not self._shuffle:
                 return tf.nest.map_structure(lambda values: values[start : start + count], self._batch)
-            return take(self._batch, self.num_examples, self._seed, epoch, start, count)
+            if self._lengths is None:
+                return take(self._batch, self.num_examples, self._seed, epoch, start, count)
+            places = self._by_length(start, count, _key(self._seed, epoch))
+            return tf.nest.map_structure(lambda values: tf.gather(values, places), self._batch)
+
+    def _by_length(self, start: Any, count: Any, seed: Any) -> Any:
+        """Places of examples `start` to `start + count` when texts of about the same length share a batch.
+
+        The permuted examples of some batches in a row are sorted by their length; then the batches are permuted, all but a
+        last one that is shorter. Everything follows from seed, epoch and place, so replicas and restarts agree.
+        """
+        import tensorflow as tf
+
+        size = self._batch_size
+        low = start // (size * _BATCHES_SORTED) * (size * _BATCHES_SORTED)
+        high = tf.minimum(low + size * _BATCHES_SORTED, tf.constant(self.num_examples, tf.int64))
+        window = _shuffled(tf.range(low, high, dtype=tf.int64), seed, self.num_examples)
+        window = tf.gather(window, tf.argsort(tf.gather(self._lengths, window), stable=True))
+        batch, full = (start - low) // size, (high - low) // size
+        turned = _shuffled(tf.minimum(batch, tf.maximum(full - 1, 0)), seed + 1, tf.maximum(full, 1))
+        batch = tf.where(batch < full, turned, batch)
+        first = batch * size + (start - low) % size
+        return window[first : first + count]
 
 
 def take(batch: tuple[Any, ...], num_examples: int, seed: int, epoch: Any, start: Any, count: Any) -> tuple[Any, ...]:
     """Examples `start` to `start + count` of an epoch's order, gathered from a whole split."""
     import tensorflow as tf
 
-    places = tf.range(start, start + count, dtype=tf.int64)
-    key = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
-    places = tf.random.experimental.index_shuffle(places, key, tf.constant(num_examples - 1, tf.int64))
+    places = _shuffled(tf.range(start, start + count, dtype=tf.int64), _key(seed, epoch), num_examples)
     return tf.nest.map_structure(lambda values: tf.gather(values, places), batch)
+
+
+def _key(seed: int, epoch: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+
+
+def _shuffled(places: Any, key: Any, count: Any) -> Any:
+    """Where the places of an order of `count` lie in a permutation of it, which needs no array."""
+    import tensorflow as tf
+
+    return tf.random.experimental.index_shuffle(places, key, tf.cast(count, tf.int64) - 1)
 
 
 class StreamFeed:
@@ -97,15 +148,6 @@ class StreamFeed:
 
         num_replicas = strategy.num_replicas_in_sync
 
-        def epoch_batches(epoch: Any) -> Any:
-            records = tf.data.TFRecordDataset(self._files, buffer_size=4 * 1024**2)
-            if self._buffer:
-                records = records.shuffle(
-                    self._buffer, seed=self._seed * 1_000_003 + epoch, reshuffle_each_iteration=False
-                )
-            passed = tf.where(epoch == first_epoch, tf.constant(start, tf.int64), 0)
-            return records.skip(passed).batch(batch_size)
-
         def per_worker(context: Any) -> Any:
             local = num_replicas // context.num_input_pipelines
             first = context.input_pipeline_id * local
@@ -115,15 +157,36 @@ class StreamFeed:
                 replicas = tf.data.Dataset.range(first, first + local)
                 return replicas.map(lambda r: records[size * r // num_replicas : size * (r + 1) // num_replicas])
 
-            dataset = tf.data.Dataset.range(first_epoch, num_epochs).flat_map(epoch_batches).flat_map(shares)
-            dataset = dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            dataset = self._batches(first_epoch, start, batch_size)
+            for epoch in range(first_epoch + 1, num_epochs):
+                dataset = dataset.concatenate(self._batches(epoch, 0, batch_size))
+            if num_replicas > 1:
+                dataset = dataset.flat_map(shares)
+            dataset = dataset.prefetch(_BATCHES_AHEAD)  # so that reading does not wait for parsing
+            parsed = dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
             # A data set that may end makes workers ask one another before every batch whether there is one, and that
             # question and the gradients of the step before can meet in different orders: they would wait for ever.
             # Nobody reads past the end here, because the number of steps is known.
             endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-            return dataset.prefetch(tf.data.AUTOTUNE).apply(endless)
+            return parsed.prefetch(tf.data.AUTOTUNE).apply(endless)
 
         return iter(strategy.distribute_datasets_from_function(per_worker))
+
+    def _batches(self, epoch: int, start: int, batch_size: int) -> Any:
+        """Serialized records [batch] of an epoch, in an order that depends on nothing but seed, epoch and files."""
+        import tensorflow as tf
+
+        records = tf.data.Dataset.from_tensor_slices(self._files).interleave(
+            lambda file: tf.data.TFRecordDataset(file, buffer_size=4 * 1024**2),
+            cycle_length=_FILES_AT_ONCE, block_length=16, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True,
+        )  # fmt: skip
+        if not self._buffer:
+            return records.skip(start).batch(batch_size)
+        # Neighbours were permuted when they were written; moving a few together costs a third of moving each alone.
+        blocks = records.batch(_RECORDS_TOGETHER)
+        seed = self._seed * 1_000_003 + epoch
+        blocks = blocks.shuffle(-(-self._buffer // _RECORDS_TOGETHER), seed=seed, reshuffle_each_iteration=False)
+        return blocks.rebatch(batch_size).skip(start // batch_size)
 
 
 def open_feed(
@@ -132,16 +195,32 @@ def open_feed(
     """The split in memory where it fits `train.cache_bytes`, else as a stream. Its shards are verified first.
 
     Raises:
+        BadInput: Texts are to be bucketed and there are none, or they are not held in memory.
         WorldFailure: A shard is missing or damaged.
     """
     verify(folder, manifest, [split])
     files = [str(folder / shard.name) for shard in manifest.splits[split].shards]
     num_examples, num_bytes = manifest.splits[split].num_examples, manifest.splits[split].num_bytes
     if num_bytes <= config.cache_bytes:
-        return MemoryFeed(load_split(folder, manifest, split), seed, shuffle=shuffle)
+        batch = load_split(folder, manifest, split)
+        lengths = _text_lengths(batch[0], manifest) if config.bucket_texts and shuffle else None
+        return MemoryFeed(batch, seed, shuffle=shuffle, lengths=lengths, batch_size=config.global_batch_size)
+    if config.bucket_texts:
+        raise BadInput(
+            f"train.bucket_texts = true: the {split} split has {num_bytes:,} bytes and is not held in memory"
+            f" (train.cache_bytes = {config.cache_bytes:,})"
+        )
     example_bytes = num_bytes / num_examples
     buffer = max(1, min(num_examples, int(config.shuffle_buffer_bytes / (example_bytes + 64)))) if shuffle else 0
     return StreamFeed(files, num_examples, parser(manifest), seed, buffer_examples=buffer)
+
+
+def _text_lengths(features: dict[str, np.ndarray], manifest: Manifest) -> np.ndarray:
+    """Words of each example's texts together [n] int32."""
+    texts = [name for name, feature in manifest.features.items() if feature.kind == "text"]
+    if not texts:
+        raise BadInput("train.bucket_texts = true: the data holds no texts")
+    return sum(np.array([len(text.split()) for text in features[name]], np.int32) for name in texts)
 
 
 def load_split(folder: Path, manifest: Manifest, split: str) -> tuple[Any, ...]:
