@@ -83,6 +83,7 @@ def evaluate(config: EvaluateConfig, examples: Path, model: Path, champion: tupl
         answered = answered._replace(champion=None)
         reason = f"{bad} of {len(answered.labels)} of its answers are not finite numbers"
         baseline = {**(baseline or {}), "incompatible": reason, "metrics": {}, "per_class": []}
+    names = [*names_of(manifest.task, config.quantiles), *config.own_metrics]
     found: dict[str, Any] = {
         "task": manifest.task,
         "split": "test",
@@ -91,12 +92,12 @@ def evaluate(config: EvaluateConfig, examples: Path, model: Path, champion: tupl
         "num_not_finite": int((~finite).sum()),
         "class_names": manifest.class_names,
         "confidence_level": config.confidence_level,
+        "lower_is_better": [name for name in names if config.lower_is_better(name)],
         "data_digest": manifest.digest,
         "model_digest": (read_metadata(model / SAVED_MODEL) or {}).get("digest"),
         "data_statistics": _statistics(examples, manifest),
     }
     if not finite.all():  # an average over the rest would hide what matters most
-        names = [*names_of(manifest.task, config.quantiles), *config.own_metrics]
         nothing = {"metrics": dict.fromkeys(names), "intervals": {}, "slices": [], "mistakes": []}
         return {**found, **nothing, "baseline": baseline and {"metrics": {}, "per_class": [], **baseline}}
     return {
