@@ -51,8 +51,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     run = _command(commands, "run", _run, "run the compiled pipeline on this machine")
-    run.add_argument("--root", type=Path, default=Path("output"), metavar="DIR",
-                     help="folder for runs, prepared data, checkpoints and the registry (default: %(default)s)")  # fmt: skip
+    run.add_argument("--root", default="output", metavar="DIR",
+                     help="folder or gs:// prefix for runs, prepared data and the registry (default: %(default)s)")  # fmt: skip
     run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess",
                      help="how each task is run (default: %(default)s)")  # fmt: skip
     run.add_argument(

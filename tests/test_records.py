@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trainer.data.frames import DamagedFile, FrameWriter, read_frames
 from trainer.data.manifest import Feature, Label, Manifest
-from trainer.data.records import Encoder, finish, label_entry, parser
+from trainer.data.records import Encoder, ExampleReader, decode, finish, label_entry, parse_example, parser
 
 FEATURES = {
     "picture": Feature(kind="image", shape=(2, 3, 1)),
@@ -43,6 +43,8 @@ def test_a_record_is_the_example_that_tensorflow_would_write_and_parse(pixels, s
     feature["zlabel"].int64_list.value.append(label)
     assert tf.train.Example.FromString(record) == example
     assert record == example.SerializeToString(deterministic=True)  # "zlabel" sorts last, as the label is written
+    assert decode(record, FEATURES)["word"] == word
+    assert decode(record, FEATURES)["picture"].tolist() == picture.tolist()
     features, labels, weights = parser(manifest(["a"]))(tf.constant([record]))
     assert features["picture"].numpy()[0].tolist() == picture.tolist()
     assert features["size"].numpy()[0] == size
@@ -80,3 +82,48 @@ def test_every_flipped_bit_and_every_cut_is_noticed(tmp_path):
         (tmp_path / "cut").write_bytes(whole[:length])
         with pytest.raises(DamagedFile, match="ends within"):
             list(read_frames(tmp_path / "cut"))
+
+
+integers = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(max_size=5), st.one_of(st.lists(st.binary(max_size=9)), st.lists(floats), st.lists(integers)),
+                       max_size=4))  # fmt: skip
+def test_any_example_is_read_as_tensorflow_wrote_it(content):
+    example = tf.train.Example()
+    for name, values in content.items():
+        feature = example.features.feature[name]
+        if values and isinstance(values[0], bytes):
+            feature.bytes_list.value.extend(values)
+        elif values and isinstance(values[0], float):
+            feature.float_list.value.extend(values)
+        elif values:
+            feature.int64_list.value.extend(values)
+    record = example.SerializeToString()
+    assert parse_example(record) == content
+    read = ExampleReader(content)
+    assert read(record) == read(record) == content
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.binary(min_size=3, max_size=3), integers, st.lists(floats, min_size=2, max_size=2)), min_size=2,
+                max_size=6))  # fmt: skip
+def test_a_reader_that_remembers_the_layout_reads_what_one_that_does_not_would(rows):
+    read = ExampleReader(["a", "b", "c"])
+    for pixels, number, sides in rows:
+        example = tf.train.Example()
+        example.features.feature["a"].bytes_list.value.append(pixels)
+        example.features.feature["b"].int64_list.value.append(number)
+        example.features.feature["c"].float_list.value.extend(sides)
+        example.features.feature["other"].bytes_list.value.append(b"not wanted")
+        assert read(example.SerializeToString()) == {"a": [pixels], "b": [number], "c": sides}
+
+
+@given(st.binary(max_size=60))
+def test_what_is_no_example_is_refused_without_a_traceback_of_ours(record):
+    try:
+        found = parse_example(record)
+    except ValueError:
+        return
+    assert isinstance(found, dict)

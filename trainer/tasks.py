@@ -27,6 +27,7 @@ from trainer.config import (
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
+from trainer.storage import join, publish
 
 RECORDS_FOLDER = "tasks"
 
@@ -39,8 +40,10 @@ def _task(name: str) -> Callable:
         def run(*args: Any, **kwargs: Any) -> Any:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its notes on CPU instructions hide our lines
             started = time.monotonic()
+            new = [one for one in args if hasattr(one, "path") and not Path(one.path).exists()]
             try:
                 result = function(*args, **kwargs)
+                _publish(name, new)
             except BaseException as error:
                 code, message = _explained(error)
                 _record(name, {"status": "failed", "exit_code": code, "error": message}, started)
@@ -60,7 +63,7 @@ def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
     """Data section → prepared dataset in `examples.path`."""
     from trainer.data.prepare import prepare
 
-    manifest = prepare(parse_json(DataConfig, data, path="data"), seed, Path(examples.path), _local(root, "prepared"))
+    manifest = prepare(parse_json(DataConfig, data, path="data"), seed, Path(examples.path), join(root, "prepared"))
     examples.metadata.update(
         digest=manifest.digest,
         task=manifest.task,
@@ -293,6 +296,15 @@ def _measured(config: EvaluateConfig, champions: Registry, examples: Path, model
 
 def _read(artifact: Any, name: str) -> dict[str, Any]:
     return json.loads((Path(artifact.path) / name).read_text(encoding="utf-8"))
+
+
+def _publish(name: str, outputs: list[Any]) -> None:
+    """Leaves what the task made in the run's place in a bucket, where the run has one."""
+    uri = os.environ.get("TRIREME_RUN_URI")
+    for artifact in outputs if uri else []:
+        path = Path(artifact.path)
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            publish(path, join(uri, name, path.name))
 
 
 def _local(root: str, folder: str) -> Path | None:

@@ -31,6 +31,7 @@ from trainer.errors import (
     TriremeError,
 )
 from trainer.provenance import provenance
+from trainer.storage import is_remote, join, write_json
 from trainer.tasks import RECORDS_FOLDER
 
 from pipelines.config import Config
@@ -58,24 +59,28 @@ class _Run:
     root: Path
     folder: Path
     output: TaskOutput
+    remote: str | None = None
     started: float = field(default_factory=time.monotonic)
 
 
-def run(config: Config, root: Path, runner: str, display: Any) -> Outcome:
+def run(config: Config, root: str | Path, runner: str, display: Any) -> Outcome:
     """Compiles the configuration and executes that very YAML.
 
     Args:
         config: The run's configuration.
-        root: Folder for runs, prepared data, checkpoints and the registry.
+        root: Folder for runs, prepared data, checkpoints and the registry; or a `gs://` prefix, where each task's outputs
+            are published as it ends, and prepared data and the registry live. The run itself is then worked on in
+            `output/` here.
         runner: `subprocess` or `docker`.
         display: Shows tasks as they go; see `pipelines.targets.output`.
 
     Raises:
         BadInput: The root cannot be written, or there is no Docker engine.
     """
-    root = root.expanduser().absolute()
+    remote = str(root) if is_remote(root) else None
+    root = (Path("output") if remote else Path(root)).expanduser().absolute()
     folder = _new_run_folder(config, root)
-    work = _Run(config, root, folder, TaskOutput(folder / "logs", display))
+    work = _Run(config, root, folder, TaskOutput(folder / "logs", display), remote)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # kfp's remarks on images and resources, which mean nothing on this machine
         failure = _execute(work, runner)
@@ -109,6 +114,8 @@ def _execute(work: _Run, runner: str) -> BaseException | None:
         "TMPDIR": str(work.folder / "tmp"),  # kfp leaves a folder there for each task
         "PYTHONUNBUFFERED": "1",
     }
+    if work.remote:
+        environment["TRIREME_RUN_URI"] = join(work.remote, "runs", work.folder.name)
     local.init(
         _runner(runner, work.root, environment),
         pipeline_root=str(work.folder),
@@ -117,7 +124,7 @@ def _execute(work: _Run, runner: str) -> BaseException | None:
     )
     try:
         with _environment(environment), _forwarded_sigterm(), contextlib.redirect_stdout(work.output):
-            pipeline(**places_of(work.config, str(work.root)))
+            pipeline(**places_of(work.config, work.remote or str(work.root)))
     except KeyboardInterrupt as error:
         return error
     except Exception as error:
@@ -222,6 +229,11 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
         partial = work.folder / f".{RUN_FILE}.partial"
         partial.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         partial.replace(work.folder / RUN_FILE)
+        if work.remote:
+            write_json(join(work.remote, "runs", work.folder.name, RUN_FILE), document)
+    except TriremeError as error:
+        message = f"{message + '; ' if message else ''}{RUN_FILE} could not be published: {error}"
+        exit_code = exit_code or EXIT_FAILED
     except OSError as error:
         message = f"{message + '; ' if message else ''}{work.folder / RUN_FILE} could not be written: {error.strerror}"
         exit_code = exit_code or EXIT_FAILED

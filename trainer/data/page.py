@@ -40,14 +40,14 @@ def render_statistics(
         element("h1", f"Data: {name}"),
         element("p", f"{manifest.task}, label {manifest.label.name}; {manifest.digest}"),
     )
+    by_split = {split: statistics.splits[split] for split in manifest.splits}  # in the manifest's order, always
     sections = [_splits(manifest, statistics)]
     if anomalies is not None:
         sections.insert(0, _anomalies(anomalies))
     label = manifest.label.name
-    sections.append(_feature(label, f"Label: {label}", {s: by[label] for s, by in statistics.splits.items()}))
+    sections.append(_feature(label, f"Label: {label}", {split: found[label] for split, found in by_split.items()}))
     for feature in sorted(manifest.features):
-        by_split = {split: by_name[feature] for split, by_name in statistics.splits.items()}
-        sections.append(_feature(feature, feature, by_split))
+        sections.append(_feature(feature, feature, {split: found[feature] for split, found in by_split.items()}))
     if samples:
         sections.append(_samples(samples))
     return assemble(f"Data: {name}", head, sections)

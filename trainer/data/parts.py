@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,8 @@ class Plan:
 def write_part(
     source: Source, number: int, plan: Plan, folder: Path, advance: Callable[[int], None] = lambda count: None
 ) -> dict[str, Any]:
-    """Reads one part and leaves `part-<number>.records`, `.keys.npy`, `.lengths.npy`, `.labels.npy`, `.hashes.npy` and,
-    last, `.json`; what an earlier try finished is taken as it is.
+    """Reads one part and leaves `part-<number>.records`, `.keys.npy`, `.lengths.npy`, `.labels.npy`, `.hashes.npy`,
+    `.statistics.json` and, last, `.json`; what an earlier try finished is taken as it is.
 
     Args:
         source: The source.
@@ -71,7 +71,7 @@ def write_part(
         advance: Called with the examples read so far.
 
     Returns:
-        What the JSON file holds: runs, class names met, statistics, bad records.
+        What the JSON file holds: runs, class names met, bad records.
 
     Raises:
         BadInput: A bad record, where none is allowed, or one too many.
@@ -111,11 +111,10 @@ def write_part(
         "num_examples": position,
         "runs": runs,
         "classes": list(classes),
-        "statistics": {
-            split: {name: counter.to_json() for name, counter in found.items()} for split, found in counters.items()
-        },
         "bad": [list(record) for record in bad],
     }
+    counted = {split: {name: one.to_json() for name, one in found.items()} for split, found in counters.items()}
+    _statistics_file(folder, number).write_text(json.dumps(counted), encoding="utf-8")
     partial = done.with_suffix(".partial")
     partial.write_text(json.dumps(summary), encoding="utf-8")
     partial.rename(done)
@@ -233,8 +232,7 @@ def _bodies(encode: Encoder, chunk: Chunk, weight: str | None) -> Iterator[bytes
     if weight is not None:
         columns[weight] = chunk.weights
     names = list(columns)
-    for row in zip(*columns.values(), strict=True):
-        yield encode(dict(zip(names, row, strict=True)))
+    return (encode(dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True))
 
 
 def _counters(source: Source) -> dict[str, Collector]:
@@ -275,13 +273,20 @@ def _content_hashes(bodies: list[bytes]) -> np.ndarray:
     return found
 
 
-def merged_statistics(summaries: list[Mapping[str, Any]], split: str) -> dict[str, Collector]:
-    """The collectors of a split over all parts, in their order."""
-    whole: dict[str, Collector] = {}
-    for summary in summaries:
-        for name, state in summary["statistics"][split].items():
-            if name in whole:
-                whole[name].merge(Collector.from_json(state))
-            else:
-                whole[name] = Collector.from_json(state)
+def merged_statistics(folder: Path, num_parts: int, split_names: list[str]) -> dict[str, dict[str, Collector]]:
+    """The collectors by split and feature over all parts, in their order, of which one at a time is in memory."""
+    whole: dict[str, dict[str, Collector]] = {split: {} for split in split_names}
+    for number in range(num_parts):
+        counted = json.loads(_statistics_file(folder, number).read_text(encoding="utf-8"))
+        for split, by_name in counted.items():
+            for name, state in by_name.items():
+                found = Collector.from_json(state)
+                if name in whole[split]:
+                    whole[split][name].merge(found)
+                else:
+                    whole[split][name] = found
     return whole
+
+
+def _statistics_file(folder: Path, number: int) -> Path:
+    return folder / f"part-{number:05d}.statistics.json"

@@ -4,9 +4,12 @@ pixels, size = decode(data, size=(32, 32), channels=3)
 """
 
 import io
+import warnings
+from typing import Any
 
 import numpy as np
 
+_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
 _MOST_PIXELS = 64 * 1024**2  # a file of 2 KB can claim 13,000 × 13,000
 
 
@@ -31,9 +34,9 @@ def decode(data: bytes, size: tuple[int, int] | None, channels: int) -> tuple[np
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "GIF", "BMP", "WEBP")) as image:
+        with _opened(data) as image:
             if image.width * image.height > _MOST_PIXELS:
-                raise BadImage(f"{image.height}×{image.width} pixels are more than {_MOST_PIXELS:,}")
+                raise BadImage(f"has more than {_MOST_PIXELS:,} pixels")
             image = ImageOps.exif_transpose(image)
             before = (image.height, image.width)
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
@@ -50,3 +53,15 @@ def decode(data: bytes, size: tuple[int, int] | None, channels: int) -> tuple[np
     except Exception:  # a decoder meets anything in a damaged file, and its words hold addresses of this process
         raise BadImage("is not a readable image") from None
     return pixels.reshape(*pixels.shape[:2], channels), before
+
+
+def _opened(data: bytes) -> Any:
+    """The image with its header read. Pillow's own opinion of large images is not asked: ours is stricter."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        try:
+            return Image.open(io.BytesIO(data), formats=_FORMATS)
+        except Image.DecompressionBombError:
+            raise BadImage(f"has more than {_MOST_PIXELS:,} pixels") from None

@@ -35,8 +35,9 @@ from trainer.data.source import BadRecord, Source
 from trainer.data.sources import open_source
 from trainer.data.statistics import Statistics, write_statistics
 from trainer.data.workers import open_workers
-from trainer.errors import BadInput, TriremeError
+from trainer.errors import BadInput, TriremeError, WorldFailure
 from trainer.progress import progress, say
+from trainer.storage import exists, is_remote, join, publish, stage
 
 BAD_RECORDS_FILE = "bad_records.jsonl"
 STATISTICS_PAGE = "statistics.html"
@@ -47,7 +48,11 @@ _MOST_CLASSES = 20_000
 
 
 def prepare(
-    config: DataConfig, seed: int, folder: Path, store: Path | None = None, num_workers: int | None = None
+    config: DataConfig,
+    seed: int,
+    folder: Path,
+    store: str | Path | None = None,
+    num_workers: int | None = None,
 ) -> Manifest:
     """Writes the dataset into `folder`, which must not exist or be empty.
 
@@ -55,33 +60,65 @@ def prepare(
         config: The data section.
         seed: Seed of the permutation.
         folder: Where the shards and the manifest go; appears whole or not at all.
-        store: Folder of datasets prepared before. One that the same source, configuration and seed made is taken from
-            there after its digests were checked; a new one is left there, and so is what a killed preparation had
-            finished. None: nothing is reused.
+        store: Folder or `gs://` prefix of datasets prepared before. One that the same source, configuration and seed made
+            is taken from there after its digests were checked; a new one is left there. In a folder of this machine, what
+            a killed preparation had finished is left there too. None: nothing is reused.
         num_workers: Processes that share the work; 0: this one alone. None: as many as processors, where there is
             enough to do.
 
     Raises:
         BadInput: The dataset, a split or a feature does not exist or does not fit; a record is bad.
-        WorldFailure: The dataset could not be fetched, or a process was killed.
+        WorldFailure: The dataset could not be fetched, a process was killed, or the bucket cannot be reached.
     """
-    with stage_files(config, store) as local:
+    remote = store is not None and is_remote(store)
+    kept_here = None if store is None or remote else Path(store)
+    with stage_files(config, kept_here) as local:
         source = open_source(config, local)
-        key = _key(source, config, seed)
-        if store is None:
-            with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=_made(folder.parent)) as work:
-                return _prepared(source, config, local, seed, folder, Path(work), num_workers)
-        kept = store / key
-        with _locked(_made(store) / f".{key}.lock"):
-            if manifest := _whole(kept):
-                say(f"reusing the prepared data {manifest.digest} ({_counts(manifest)})")
-            else:
-                shutil.rmtree(kept, ignore_errors=True)  # damaged, or it would have been taken
-                work = store / f".{key}.work"
-                manifest = _prepared(source, config, local, seed, kept, _made(work), num_workers)
-                shutil.rmtree(work, ignore_errors=True)
-        _link_folder(kept, folder)
-        return manifest
+        if kept_here is not None:
+            kept, manifest = _kept(source, config, local, seed, kept_here, num_workers)
+            _link_folder(kept, folder)
+            return manifest
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=_made(folder.parent)) as aside_:
+            if remote:
+                return _kept_in_bucket(source, config, local, seed, str(store), folder, Path(aside_), num_workers)
+            return _prepared(source, config, local, seed, folder, Path(aside_), num_workers)
+
+
+def _kept(
+    source: Source, config: DataConfig, local: Path | None, seed: int, store: Path, num_workers: int | None
+) -> tuple[Path, Manifest]:
+    """The dataset in a store on this machine, prepared there if it must be."""
+    key = _key(source, config, seed)
+    kept = store / key
+    with _locked(_made(store) / f".{key}.lock"):
+        if manifest := _whole(kept):
+            say(f"reusing the prepared data {manifest.digest} ({_counts(manifest)})")
+            return kept, manifest
+        shutil.rmtree(kept, ignore_errors=True)  # damaged, or it would have been taken
+        work = store / f".{key}.work"
+        manifest = _prepared(source, config, local, seed, kept, _made(work), num_workers)
+        shutil.rmtree(work, ignore_errors=True)
+        return kept, manifest
+
+
+def _kept_in_bucket(
+    source: Source, config: DataConfig, local: Path | None, seed: int, store: str, folder: Path, aside_: Path,
+    num_workers: int | None,
+) -> Manifest:  # fmt: skip
+    """The dataset in a bucket, brought here; or prepared here and published there."""
+    uri = join(store, _key(source, config, seed))
+    if exists(uri):
+        staged = stage(uri, aside_ / "staged")
+        if manifest := _whole(staged):
+            say(f"reusing the prepared data {manifest.digest} ({_counts(manifest)}) from {uri}")
+            _make_room(folder)
+            staged.rename(folder)
+            return manifest
+        raise WorldFailure(f"{uri}: is damaged; remove it, and it is prepared anew")
+    manifest = _prepared(source, config, local, seed, folder, aside_, num_workers)
+    publish(folder, uri)
+    say(f"kept for later runs in {uri}")
+    return manifest
 
 
 def _key(source: Source, config: DataConfig, seed: int) -> str:
@@ -188,8 +225,8 @@ def _describe(
     source: Source, layout: Layout, summaries: list[dict[str, Any]], shards: dict[str, list[Shard]], work: Path
 ) -> tuple[Statistics, Manifest]:
     counted, splits = {}, {}
-    for name in layout.split_names:
-        counted[name] = {key: found.result() for key, found in merged_statistics(summaries, name).items()}
+    for name, collectors in merged_statistics(work, layout.num_parts, layout.split_names).items():
+        counted[name] = {key: found.result() for key, found in collectors.items()}
         label = {value.value: value.count for value in counted[name][source.label_name].values}
         splits[name] = Split(
             num_examples=sum(shard.num_examples for shard in shards[name]),

@@ -17,6 +17,10 @@ from trainer.config import TrainConfig
 from trainer.data.manifest import Manifest, verify
 from trainer.data.records import parser
 
+_FILES_AT_ONCE = 4  # fixed, because the order of the records follows from it
+_BATCHES_AHEAD = 16
+_RECORDS_TOGETHER = 8
+
 
 class MemoryFeed:
     """A split held in memory; each replica gathers its own share inside the graph.
@@ -78,15 +82,6 @@ class StreamFeed:
 
         num_replicas = strategy.num_replicas_in_sync
 
-        def epoch_batches(epoch: Any) -> Any:
-            records = tf.data.TFRecordDataset(self._files, buffer_size=4 * 1024**2)
-            if self._buffer:
-                records = records.shuffle(
-                    self._buffer, seed=self._seed * 1_000_003 + epoch, reshuffle_each_iteration=False
-                )
-            passed = tf.where(epoch == first_epoch, tf.constant(start, tf.int64), 0)
-            return records.skip(passed).batch(batch_size)
-
         def per_worker(context: Any) -> Any:
             local = num_replicas // context.num_input_pipelines
             first = context.input_pipeline_id * local
@@ -96,12 +91,32 @@ class StreamFeed:
                 replicas = tf.data.Dataset.range(first, first + local)
                 return replicas.map(lambda r: records[size * r // num_replicas : size * (r + 1) // num_replicas])
 
-            dataset = tf.data.Dataset.range(first_epoch, num_epochs).flat_map(epoch_batches).flat_map(shares)
-            return dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
-                tf.data.AUTOTUNE
-            )
+            dataset = self._batches(first_epoch, start, batch_size)
+            for epoch in range(first_epoch + 1, num_epochs):
+                dataset = dataset.concatenate(self._batches(epoch, 0, batch_size))
+            if num_replicas > 1:
+                dataset = dataset.flat_map(shares)
+            dataset = dataset.prefetch(_BATCHES_AHEAD)  # so that reading does not wait for parsing
+            parsed = dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            return parsed.prefetch(tf.data.AUTOTUNE)
 
         return iter(strategy.distribute_datasets_from_function(per_worker))
+
+    def _batches(self, epoch: int, start: int, batch_size: int) -> Any:
+        """Serialized records [batch] of an epoch, in an order that depends on nothing but seed, epoch and files."""
+        import tensorflow as tf
+
+        records = tf.data.Dataset.from_tensor_slices(self._files).interleave(
+            lambda file: tf.data.TFRecordDataset(file, buffer_size=4 * 1024**2),
+            cycle_length=_FILES_AT_ONCE, block_length=16, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True,
+        )  # fmt: skip
+        if not self._buffer:
+            return records.skip(start).batch(batch_size)
+        # Neighbours were permuted when they were written; moving a few together costs a third of moving each alone.
+        blocks = records.batch(_RECORDS_TOGETHER)
+        seed = self._seed * 1_000_003 + epoch
+        blocks = blocks.shuffle(-(-self._buffer // _RECORDS_TOGETHER), seed=seed, reshuffle_each_iteration=False)
+        return blocks.rebatch(batch_size).skip(start // batch_size)
 
 
 def open_feed(

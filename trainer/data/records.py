@@ -7,15 +7,16 @@
 The label is put in last, because the classes of a table are known only when all of it has been read.
 """
 
+import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from trainer.data.manifest import Feature, Manifest
 
-_FLOATS = 2  # field of a float list in a feature
+_BYTES, _FLOATS, _WHOLE = 1, 2, 3  # fields of the lists in a feature
 
 
 class Encoder:
@@ -27,24 +28,29 @@ class Encoder:
     """
 
     def __init__(self, features: Mapping[str, Feature], weight: str | None = None) -> None:
-        names = sorted([*features, *([weight] if weight else [])])
-        self._fields = [(name, _key(name), name != weight and features[name].kind != "number") for name in names]
+        self._fields = []
+        for name in sorted([*features, *([weight] if weight else [])]):
+            feature = Feature(kind="number") if name == weight else features[name]
+            prefix = None
+            if feature.kind in ("image", "number"):  # always as long, so what stands before the values never changes
+                width = 4 if feature.kind == "number" else 1
+                prefix = _before(
+                    name, _FLOATS if feature.kind == "number" else _BYTES, width * math.prod(feature.shape)
+                )
+            self._fields.append((name, feature.kind, prefix))
 
     def __call__(self, values: Mapping[str, Any]) -> bytes:
         """Values by name: uint8 arrays, float32 arrays or numbers, text."""
         parts = []
-        for name, key, as_bytes in self._fields:
+        for name, kind, prefix in self._fields:
             value = values[name]
-            if as_bytes:
-                raw = value.encode() if isinstance(value, str) else value.tobytes()
-                listed = b"\n" + _varint(len(raw)) + raw
-                feature = b"\n" + _varint(len(listed)) + listed
+            if kind == "image":
+                parts += (prefix, value.tobytes())
+            elif kind == "number":
+                parts += (prefix, np.asarray(value, "<f4").tobytes())
             else:
-                raw = np.asarray(value, "<f4").tobytes()
-                listed = b"\n" + _varint(len(raw)) + raw
-                feature = b"\x12" + _varint(len(listed)) + listed
-            entry = key + b"\x12" + _varint(len(feature)) + feature
-            parts.append(b"\n" + _varint(len(entry)) + entry)
+                raw = value.encode()
+                parts += (_before(name, _BYTES, len(raw)), raw)
         return b"".join(parts)
 
 
@@ -83,6 +89,135 @@ def decode(record: bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
         else:
             found[name] = raw.decode()
     return found
+
+
+class ExampleReader:
+    """Reads the examples of one file, which mostly look alike: where the bytes around the values are those of the example
+    before, the values are cut out without taking the record apart.
+
+    Args:
+        names: The features that are wanted.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._length = -1
+        self._fixed: list[tuple[int, int, bytes]] = []
+        self._lists: list[tuple[str, int, int, int]] = []
+
+    def __call__(self, record: bytes) -> dict[str, list[Any]]:
+        """As `parse_example`, of the wanted features. Raises ValueError."""
+        if len(record) != self._length or any(record[a:b] != known for a, b, known in self._fixed):
+            return self._taken_apart(record)
+        found = {}
+        for name, kind, start, end in self._lists:
+            raw = record[start:end]
+            if kind == _BYTES:
+                found[name] = [raw]
+            elif kind == _FLOATS:
+                found[name] = list(struct.unpack(f"<{len(raw) // 4}f", raw))
+            elif raw[-1] < 0x80:
+                found[name] = _whole_numbers(raw)
+            else:  # the last number does not end here, so this is another layout after all
+                return self._taken_apart(record)
+        return found
+
+    def _taken_apart(self, record: bytes) -> dict[str, list[Any]]:
+        found = {name: values for name, values in parse_example(record).items() if name in self._names}
+        self._length = -1
+        if all(values for values in found.values()):
+            self._remember(record, found)
+        return found
+
+    def _remember(self, record: bytes, found: dict[str, list[Any]]) -> None:
+        """Looks for each list as this module would write it; a record of another form is taken apart every time."""
+        lists = []
+        for name, values in found.items():
+            kind, raw = _packed_list(values)
+            whole = _before(name, kind, len(raw)) + raw
+            place = record.find(whole)
+            if place < 0 or (kind == _BYTES and len(values) != 1):
+                return
+            end = place + len(whole)
+            lists.append((name, kind, end - len(raw), end))
+        lists.sort(key=lambda one: one[2])
+        edges = [0, *(edge for _, _, start, end in lists for edge in (start, end)), len(record)]
+        self._fixed = [(a, b, record[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+        self._lists, self._length = lists, len(record)
+
+
+def _packed_list(values: list[Any]) -> tuple[int, bytes]:
+    if isinstance(values[0], bytes):
+        return _BYTES, values[0]
+    if isinstance(values[0], float):
+        return _FLOATS, struct.pack(f"<{len(values)}f", *values)
+    return _WHOLE, b"".join(_varint(value % (1 << 64)) for value in values)
+
+
+def parse_example(record: bytes) -> dict[str, list[Any]]:
+    """Any `tf.Example`, without TensorFlow: the list of each feature (bytes, floats or whole numbers) by name.
+
+    Raises:
+        ValueError: It is none.
+    """
+    found: dict[str, list[Any]] = {}
+    try:
+        for number, features in _fields(record):
+            if number != 1:
+                continue
+            for _, entry in _fields(features):
+                content = dict(_fields(entry))
+                listed = list(_fields(content.get(2, b"")))
+                found[content.get(1, b"").decode()] = _listed(*listed[-1]) if listed else []
+    except (IndexError, TypeError, AttributeError, UnicodeDecodeError, struct.error) as error:
+        raise ValueError("is no tf.Example") from error
+    return found
+
+
+def _listed(kind: int, message: bytes) -> list[Any]:
+    """The values of a bytes, float or int64 list; packed or not."""
+    values: list[Any] = []
+    for _, raw in _fields(message):
+        if kind == _BYTES:
+            values.append(raw)
+        elif kind == _FLOATS:
+            values += struct.unpack(f"<{len(raw) // 4}f", raw)
+        elif isinstance(raw, int):
+            values.append(_signed(raw))
+        else:
+            values += _whole_numbers(raw)
+    return values
+
+
+def _whole_numbers(raw: bytes) -> list[int]:
+    values, place = [], 0
+    while place < len(raw):
+        value, place = _read_varint(raw, place)
+        values.append(_signed(value))
+    return values
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Field number and content of each field: bytes, or a whole number for a varint."""
+    place = 0
+    while place < len(message):
+        tag, place = _read_varint(message, place)
+        kind = tag & 7
+        if kind == 0:
+            value, place = _read_varint(message, place)
+            yield tag >> 3, value
+            continue
+        length = {1: 8, 5: 4}.get(kind)
+        if kind == 2:
+            length, place = _read_varint(message, place)
+        if length is None or place + length > len(message):
+            raise IndexError
+        yield tag >> 3, message[place : place + length]
+        place += length
 
 
 def _parts(message: bytes) -> Iterator[tuple[int, bytes]]:
@@ -137,6 +272,14 @@ def parser(manifest: Manifest) -> Callable[[Any], tuple[Any, ...]]:
         return (features, labels, parsed[manifest.weight]) if manifest.weight else (features, labels)
 
     return parse
+
+
+def _before(name: str, kind: int, length: int) -> bytes:
+    """Everything of a feature's entry that stands before its one bytes value, or its packed floats."""
+    inner = b"\n" + _varint(length)
+    feature = bytes([kind << 3 | 2]) + _varint(len(inner) + length) + inner
+    entry = _key(name) + b"\x12" + _varint(len(feature) + length) + feature
+    return b"\n" + _varint(len(entry) + length) + entry
 
 
 def _key(name: str) -> bytes:

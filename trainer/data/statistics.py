@@ -27,7 +27,8 @@ from trainer.errors import BadInput
 
 NUM_QUANTILES = 100
 _KEPT_VALUES = 20_000  # most different categories or words that are told apart in the end
-_COUNTED_VALUES = 200_000  # and while counting; the rarest are dropped beyond
+_COUNTED_VALUES = 100_000  # and while counting; the rarest are dropped beyond
+_LONGEST_VALUE = 100  # characters; what is longer is no category and no word, and is not counted by itself
 _SHOWN_BINS = 30
 _SKETCH_SIZE = 4096
 _PIXELS_EVERY = 16  # pixels of every so many images are counted; sizes of all
@@ -80,7 +81,8 @@ class FeatureStatistics(Section):
     histogram: list[Bin] = []
     """Equal steps from `low` to `high`, counts to within the sketch's buckets."""
     values: list[ValueCount] = []
-    """Categories, words of texts (lower-case, without punctuation) or image sizes, most frequent first."""
+    """Categories, words of texts (lower-case, without punctuation) or image sizes, most frequent first; at most 20,000,
+    and none longer than 100 characters."""
 
     def quantile(self, percent: int) -> float | None:
         """The value that so many percent do not exceed; None where there are no numbers."""
@@ -114,11 +116,14 @@ class Collector:
     def add(self, values: Sequence[Any] | np.ndarray) -> None:
         """Adds a batch: numbers [n, …], images (any sizes, uint8) or strings."""
         if self.kind == "image":
-            pixels = [image for index, image in enumerate(values, self.num_examples) if index % _PIXELS_EVERY == 0]
-            for image in pixels:
-                self._numbers.add_counts(np.bincount(image.reshape(-1), minlength=256))
+            first = -self.num_examples % _PIXELS_EVERY
+            pixels = [np.asarray(image).reshape(-1) for image in values[first::_PIXELS_EVERY]]
+            if pixels:
+                self._numbers.add_counts(np.bincount(np.concatenate(pixels), minlength=256))
         elif self.kind == "number":
-            rows = np.asarray(values, np.float32).reshape(len(values), -1)
+            rows = (
+                np.asarray(values, np.float32).reshape(len(values), -1) if len(values) else np.empty((0, 1), np.float32)
+            )
             self.num_missing += int(np.isnan(rows).any(axis=1).sum())
             found = rows[~np.isnan(rows)].astype(np.float64)
             self._numbers.add(found)
@@ -181,10 +186,10 @@ class Collector:
             for value in found:
                 words = split_words(value)
                 lengths.append(len(words))
-                self._values.update(words)
+                self._values.update(word for word in words if len(word) <= _LONGEST_VALUE)
             self._numbers.add(np.array(lengths, np.float64))
         else:
-            self._values.update(found)
+            self._values.update(value for value in found if len(value) <= _LONGEST_VALUE)
         self._prune()
 
     def _add_hashes(self, values: Any) -> None:

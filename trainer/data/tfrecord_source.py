@@ -1,6 +1,7 @@
 """TFRecord files of `tf.Example`, with the features that `data.record_features` describes."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from trainer.data.files import content_identity, describe_files, find_files
 from trainer.data.frames import DamagedFile, read_frames
 from trainer.data.manifest import Feature, Kind
 from trainer.data.pictures import BadImage, decode
+from trainer.data.records import ExampleReader
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.errors import BadInput
 
@@ -41,6 +43,7 @@ class TfrecordSource:
         weights = [config.weight_key] if config.weight_key else []
         plain = plain_names([*inputs, config.label_key, *weights], "data.record_features")
         self._inputs = {plain[key]: key for key in inputs}
+        self._names = {key: plain[key] for key in inputs}
         self.label_name = plain[config.label_key]
         self.weight_name = plain[config.weight_key] if config.weight_key else None
         self.features = {name: self._feature(key) for name, key in self._inputs.items()}
@@ -66,8 +69,9 @@ class TfrecordSource:
         return describe_files(self._config, self._files)
 
     def read(self, part: Part) -> Iterator[Chunk]:
-        """Parsed records; where a batch cannot be parsed, its records are tried one by one."""
+        """The records of a file, as values."""
         file = self._files[part.place[0]]
+        self._reader = ExampleReader(self._used)
         rows: list[tuple[int, bytes]] = []
         number = 0
         damage = None
@@ -87,46 +91,22 @@ class TfrecordSource:
         yield chunk
 
     def _chunk(self, name: str, rows: list[tuple[int, bytes]]) -> Chunk:
-        import tensorflow as tf
-
-        types = {"int64": tf.int64, "float32": tf.float32, "bytes": tf.string}
-        wanted = {}
-        for key in self._used:
-            spec = self._spec[key]
-            shape = [] if spec.type == "bytes" else spec.shape
-            wanted[key] = tf.io.FixedLenFeature(shape, types[spec.type])
-        good, bad = [], []
-        records = [record for _, record in rows]
-        try:
-            parsed = [tf.io.parse_example(tf.constant(records, tf.string), wanted)]
-            good = [number for number, _ in rows]
-        except tf.errors.InvalidArgumentError:
-            parsed = []
-            for number, record in rows:
-                try:
-                    parsed.append(tf.io.parse_example(tf.constant([record]), wanted))
-                    good.append(number)
-                except tf.errors.InvalidArgumentError as error:
-                    bad.append(BadRecord(name, number, _reason(error)))
-        columns = {key: np.concatenate([np.empty((0,)), *[one[key].numpy() for one in parsed]])
-                   if not parsed else np.concatenate([one[key].numpy() for one in parsed]) for key in self._used}  # fmt: skip
-        return self._checked(name, good, columns, bad)
-
-    def _checked(self, name: str, numbers: list[int], columns: dict[str, np.ndarray], bad: list[BadRecord]) -> Chunk:
-        """Turns columns into values, leaving out the rows that have one that is bad."""
-        values: dict[str, list[Any]] = {key: [] for key in columns}
+        """Turns records into columns, leaving out those that have a value that is bad."""
+        values: dict[str, list[Any]] = {key: [] for key in self._used}
         sizes: dict[str, list[str]] = {name: [] for name, f in self.features.items() if f.kind == "image"}
-        by_key = {key: name for name, key in self._inputs.items()}
-        for row, number in enumerate(numbers):
+        bad = []
+        read = self._reader
+        for number, record in rows:
             try:
-                found = {key: self._value(key, column[row]) for key, column in columns.items()}
-            except (BadImage, ValueError) as error:
+                example = read(record)
+                found = {key: self._value(key, self._raw(key, example.get(key, []))) for key in self._used}
+            except ValueError as error:
                 bad.append(BadRecord(name, number, str(error)))
                 continue
             for key, (value, size) in found.items():
                 values[key].append(value)
-                if size is not None and by_key.get(key) in sizes:
-                    sizes[by_key[key]].append(size)
+                if size is not None:
+                    sizes[self._names[key]].append(size)
         config = self._config
         return Chunk(
             {name: _packed(values[key], self.features[name].kind) for name, key in self._inputs.items()},
@@ -136,6 +116,16 @@ class TfrecordSource:
             sizes,
             bad,
         )
+
+    def _raw(self, key: str, listed: list[Any]) -> Any:
+        """The value of a feature: bytes, or an array of its shape."""
+        spec = self._spec[key]
+        kind = {"bytes": bytes, "float32": float, "int64": int}[spec.type]
+        wanted = 1 if spec.type == "bytes" else math.prod(spec.shape)
+        if len(listed) != wanted or not isinstance(listed[0], kind):
+            have = f"{len(listed)} of {type(listed[0]).__name__}" if listed else "none"
+            raise ValueError(f"{key} should hold {wanted} of {spec.type}, and holds {have}")
+        return listed[0] if spec.type == "bytes" else np.array(listed).reshape(spec.shape)
 
     def _value(self, key: str, raw: Any) -> tuple[Any, str | None]:
         spec, config = self._spec[key], self._config
@@ -151,12 +141,12 @@ class TfrecordSource:
         return (_text(key, raw) if spec.type == "bytes" else str(raw.item())), None
 
     def _image(self, key: str, raw: bytes, spec: RecordFeature) -> tuple[np.ndarray, str]:
-        shape = self.features[next(name for name, own in self._inputs.items() if own == key)].shape
+        shape = self.features[self._names[key]].shape
         if spec.encoded:
             pixels, before = decode(raw, self._config.image_size or shape[:2], shape[-1])
             return pixels, f"{before[0]}×{before[1]}"
-        if len(raw) != np.prod(shape):
-            raise BadImage(f"{key} has {len(raw)} bytes, and {list(shape)} needs {np.prod(shape)}")
+        if len(raw) != math.prod(shape):
+            raise BadImage(f"{key} has {len(raw)} bytes, and {list(shape)} needs {math.prod(shape)}")
         return np.frombuffer(raw, np.uint8).reshape(shape), f"{shape[0]}×{shape[1]}"
 
     def _feature(self, key: str) -> Feature:
@@ -185,7 +175,7 @@ def _kind(key: str, spec: RecordFeature, config: DataConfig) -> Kind:
 
 def _label(key: str, raw: Any, spec: RecordFeature, is_class: bool) -> Any:
     if is_class:
-        return _text(key, raw) if spec.type == "bytes" else f"{raw.item():g}" if spec.type == "float32" else str(raw)
+        return _text(key, raw) if spec.type == "bytes" else f"{raw.item():g}"
     value = float(raw)
     if not np.isfinite(value):
         raise ValueError(f"the label {key} is not finite")
@@ -201,8 +191,3 @@ def _text(key: str, raw: bytes) -> str:
 
 def _packed(values: list[Any], kind: Kind) -> Any:
     return np.array(values, np.float32) if kind == "number" else values
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).split("}} ")[-1].split(" [Op:")[0].strip().splitlines()
-    return text[0] if text else type(error).__name__
