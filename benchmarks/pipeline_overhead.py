@@ -43,7 +43,9 @@ tasks.evaluate_model(
     config.evaluate.to_json(), config.name, registry, examples, model, evaluation, artifact("m"), artifact("c")
 )
 tasks.check_serving(config.serving.to_json(), model, checked)
-assert tasks.judge_model(config.evaluate.to_json(), model, evaluation, checked, verdict, report, summary)
+assert tasks.judge_model(
+    config.evaluate.to_json(), config.name, model, evaluation, checked, verdict, report, summary
+)
 tasks.push_model(
     config.push.to_json(), config.evaluate.to_json(), config.name, registry, examples, model, evaluation, checked,
     verdict, pushed,

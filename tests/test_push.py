@@ -36,7 +36,14 @@ class Run:
             self.rules, "digits", self.registry, self.examples, self.model, a["evaluation"], a["metrics"], a["curves"]
         )
         return tasks.judge_model(
-            self.rules, self.model, a["evaluation"], a["serving_check"], a["verdict"], a["report.html"], a["summary.md"]
+            self.rules,
+            "digits",
+            self.model,
+            a["evaluation"],
+            a["serving_check"],
+            a["verdict"],
+            a["report.html"],
+            a["summary.md"],
         )
 
     def push(self):

@@ -134,7 +134,7 @@ def _one_sentence(evaluation: dict, verdict: dict) -> str:
     where = ""
     if evaluation.get("num_examples") is not None and evaluation.get("split"):
         examples = plural(evaluation["num_examples"], "example")
-        where = f", judged on {examples} of the {printable(evaluation['split'], 80)} split"
+        where = f", on {examples} of the {printable(evaluation['split'], 80)} split"
     rules = verdict.get("rules") or []
     failed = sum(rule.get("passed") is False for rule in rules)
     open_ = sum(rule.get("passed") is None for rule in rules)
@@ -143,7 +143,8 @@ def _one_sentence(evaluation: dict, verdict: dict) -> str:
     if failed:
         return f"{count(failed)} of {plural(len(rules), 'rule')} failed{where}."
     if open_:
-        return f"{count(open_)} of {plural(len(rules), 'rule')} could not be judged{where}."
+        passed = len(rules) - open_
+        return f"{count(passed)} of {plural(len(rules), 'rule')} passed, {count(open_)} could not be judged{where}."
     number = {1: "The one rule", 2: "Both rules"}.get(len(rules), f"All {count(len(rules))} rules")
     return f"{number} passed{where}."
 

@@ -19,6 +19,7 @@ _SPELLED = {
     "mse": "MSE",
     "mae": "MAE",
     "f1": "F1",
+    "r2": "R²",
 }
 
 
