@@ -17,7 +17,15 @@ import numpy as np
 from trainer.config import EvaluateConfig, suggestion
 from trainer.data.manifest import Manifest, read_manifest, verify
 from trainer.errors import BadInput
-from trainer.evaluate.estimates import Estimate, average_precision, class_rates, of_classes, of_function, of_numbers
+from trainer.evaluate.estimates import (
+    Estimate,
+    average_precision,
+    class_rates,
+    of_classes,
+    of_function,
+    of_numbers,
+    ranks,
+)
 from trainer.evaluate.intervals import change, interval, wilson
 from trainer.metric_names import names_of
 from trainer.own_code import own_function
@@ -244,7 +252,7 @@ def _by_class(labels: np.ndarray, answers: np.ndarray, class_names: list[str], l
                 "precision": _number(counted.precision[index]),
                 "recall": _number(counted.recall[index]),
                 "f1": _number(counted.f1[index]),
-                "average_precision": average_precision(labels == index, answers[:, index]).value,
+                "average_precision": average_precision(labels == index, ranks(answers[:, index])).value,
                 "support": int(support[index]),
                 "intervals": {rate: list(wilson(hits, count, level)) for rate, count in among.items() if count},
             }
