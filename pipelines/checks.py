@@ -30,11 +30,16 @@ def check(config: Config) -> list[Finding]:
 
 
 def _dataset(config: Config) -> Finding:
-    """Whether the builder exists and its data is at hand; reads metadata only."""
+    """Whether the builder or the files exist and are at hand; reads metadata only."""
+    from trainer.data.files import count_files
     from trainer.data.tfds_source import describe_builder
     from trainer.errors import TriremeError
 
     try:
+        if config.data.source != "tfds":
+            return Finding(
+                "passed", "dataset", f"{count_files(config.data):,} {config.data.source} files in {config.data.path}"
+            )
         description = describe_builder(config.data)
     except TriremeError as error:
         return Finding("failed", "dataset", str(error))

@@ -8,12 +8,13 @@ Everything that is wrong is reported at once as `BadInput`, each with file and l
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 from trainer.config import (
     DataConfig,
     EvaluateConfig,
+    GroupConfig,
     PositiveInt,
     Problem,
     PushConfig,
@@ -42,7 +43,7 @@ class Accelerator(Section):
     """How many."""
 
 
-class ClusterConfig(Section):
+class ClusterConfig(GroupConfig):
     """Where and with what the tasks run; used when the pipeline is compiled, never inside a task."""
 
     image: Annotated[str, Field(min_length=1)] = "trireme:0.1.0"
@@ -56,12 +57,14 @@ class ClusterConfig(Section):
     """Memory that the training task asks for and may use, such as `16Gi`. None: no request."""
     accelerator: Accelerator | None = None
     """Accelerators of the training task. None: it trains on the CPU."""
-    num_workers: Literal[1] = 1
-    """Processes that train together."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     """How often the cluster starts a failed task again. A local run never does: there a person is looking."""
     cache: bool = True
     """Whether the cluster may reuse the outputs of preparation and training when their inputs are the same."""
+
+    def group(self) -> GroupConfig:
+        """The part that the training itself must know."""
+        return GroupConfig(**{key: getattr(self, key) for key in GroupConfig.model_fields})
 
 
 class Config(Section):
@@ -101,6 +104,7 @@ class Config(Section):
             yield Problem(
                 "train.strategy", train.strategy, f"would leave {gpus - 1} of {gpus} accelerators idle; use mirrored"
             )
+        yield from self._group_problems()
         if gpus and train.num_virtual_devices is not None:
             yield Problem(
                 "train.num_virtual_devices",
@@ -113,6 +117,28 @@ class Config(Section):
                 train.early_stopping.model_dump(),
                 "needs a validation split, and data.splits.validation is null",
             )
+
+    def _group_problems(self) -> Iterator[Problem]:
+        """A strategy that does not fit the number of processes."""
+        train, workers, servers = self.train, self.cluster.num_workers, self.cluster.num_parameter_servers
+        strategy = train.strategy
+        if servers and strategy not in ("parameter_server", "auto"):
+            yield Problem("train.strategy", strategy, f"would not use {servers} parameter server(s)")
+        elif strategy == "parameter_server" and not servers:
+            yield Problem("cluster.num_parameter_servers", 0, "train.strategy parameter_server needs at least 1")
+        elif strategy == "multi_worker_mirrored" and workers < 2:
+            yield Problem("cluster.num_workers", workers, "train.strategy multi_worker_mirrored needs at least 2")
+        elif workers > 1 and strategy not in ("multi_worker_mirrored", "parameter_server", "auto"):
+            yield Problem(
+                "train.strategy", strategy, f"trains in one process, and cluster.num_workers is {workers};"
+                " use multi_worker_mirrored"
+            )  # fmt: skip
+        if workers > 1 and not servers and train.global_batch_size < workers:
+            yield Problem(
+                "train.global_batch_size", train.global_batch_size, f"must give each of {workers} workers an example"
+            )
+        if workers > 1 and train.loop == "keras_fit":
+            yield Problem("train.loop", train.loop, "Keras cannot read its metrics on several workers; use own")
 
     def _task_problems(self) -> Iterator[Problem]:
         """Settings of classes where the label is a number, and the other way round, as far as `data.task` says it."""

@@ -18,6 +18,7 @@ from components.validate_data import validate_data
 from kfp import compiler, dsl
 from trainer.data.schema import read_schema
 from trainer.errors import BadInput
+from trainer.strategy import NUM_ACCELERATORS_VARIABLE
 
 from pipelines.config import ClusterConfig, Config
 
@@ -38,6 +39,7 @@ def build_pipeline(config: Config) -> Any:
         evaluate: str = config.evaluate.to_json(),
         serving: str = config.serving.to_json(),
         push: str = config.push.to_json(),
+        group: str = config.cluster.group().to_json(),
         seed: int = config.seed,
         root: str = places.get("root"),
         registry: str = places.get("registry"),
@@ -46,7 +48,9 @@ def build_pipeline(config: Config) -> Any:
         outcome = record_outcome(name=name)
         with dsl.ExitHandler(outcome):
             prepared = prepare_data(data=data, seed=seed, root=root)
-            trained = train_model(train=train, seed=seed, name=name, root=root, examples=prepared.outputs["examples"])
+            trained = train_model(
+                train=train, group=group, seed=seed, name=name, root=root, examples=prepared.outputs["examples"]
+            )
             validated = []
             if config.validate_data is not None:
                 validated.append(
@@ -162,3 +166,5 @@ def _give_resources(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:
     if cluster.accelerator:
         task.set_accelerator_type(cluster.accelerator.type)
         task.set_accelerator_limit(cluster.accelerator.count)
+        # A GPU image that trains on the CPU all the same is the classic fault: the trainer counts what it sees.
+        task.set_env_variable(NUM_ACCELERATORS_VARIABLE, str(cluster.accelerator.count))

@@ -102,7 +102,7 @@ def test_a_number_is_told_in_its_own_units(table, tmp_path):
     ],
 )
 def test_a_model_takes_raw_features_and_answers_one_output_a_class_or_one_number(model, args, features, label):
-    made = spec(features, label, size=[1.0, np.nan], colour=["red", ""], text=["some words", ""], label=[])
+    made = spec(features, label, size=[1.0, np.nan], colour=["red", ""], text=["some words", ""])
     built = build_model(TrainConfig(model=model, model_args=args), made)
     batch = {
         "image": tf.zeros((2, 8, 8, 3), tf.uint8), "size": tf.constant([1.0, np.nan]), "colour": tf.constant(["red", ""]),
@@ -183,7 +183,10 @@ def test_an_augmentation_that_a_model_ignores_is_refused():
 
 
 def build_wrong(spec):
-    return keras.Model(spec.inputs(), keras.layers.Dense(7)(keras.layers.Flatten()(spec_input(spec))))
+    inputs = spec.inputs()
+    return keras.Model(
+        inputs, keras.layers.Dense(7)(keras.layers.Flatten()(keras.layers.Rescaling(1.0)(inputs["image"])))
+    )
 
 
 def build_nothing(spec):
@@ -194,10 +197,6 @@ def build_plain(spec):
     inputs = spec.inputs()
     x = keras.layers.Flatten()(keras.layers.Rescaling(1.0)(inputs["image"]))
     return keras.Model(inputs, spec.output(x))
-
-
-def spec_input(spec):
-    return keras.layers.Rescaling(1.0)(next(iter(spec.inputs().values())))
 
 
 def test_losses_and_measures_are_those_of_the_formulas():

@@ -62,7 +62,9 @@ def column(spec: ModelSpec, name: str, value: Any) -> Any:
 
 
 def words(spec: ModelSpec, name: str, value: Any, max_words: int, length: int | None) -> Any:
-    """A text as numbers of words [batch, length] int64: 0 padding, 1 a word that training never saw.
+    """A text as numbers of words [batch, words] int64: 0 padding, 1 a word that training never saw.
+
+    A batch is as long as its longest text, and one more, so that short texts together cost little (train.bucket_texts).
 
     Args:
         spec: What the model is built for.
@@ -77,9 +79,22 @@ def words(spec: ModelSpec, name: str, value: Any, max_words: int, length: int | 
     if length is None:
         length = max(1, round(found.quantile(95) or 1))
     vocabulary = [entry.value for entry in found.values[:max_words]] or ["[EMPTY]"]
-    return keras.layers.TextVectorization(
-        vocabulary=vocabulary, output_sequence_length=length, name=f"{name}_words"
-    )(value)  # fmt: skip
+    tokens = keras.layers.TextVectorization(vocabulary=vocabulary, name=f"{name}_words")(value)
+    return keras.ops.pad(tokens[:, :length], ((0, 0), (0, 1)))  # a batch of empty texts has a word's place too
+
+
+def present(tokens: Any) -> Any:
+    """1 for each word and 0 for padding [batch, words, 1] float32."""
+    import keras
+
+    return keras.ops.expand_dims(keras.ops.cast(keras.ops.not_equal(tokens, 0), "float32"), -1)
+
+
+def mean_over_words(values: Any, there: Any) -> Any:
+    """The mean of [batch, words, width] over the words that are there, 0 where there are none."""
+    import keras
+
+    return keras.ops.sum(values * there, axis=1) / keras.ops.maximum(keras.ops.sum(there, axis=1), 1.0)
 
 
 def _random_layer(wanted: Augmentation) -> Any:

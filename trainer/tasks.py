@@ -15,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainer import storage
 from trainer.config import (
     DataConfig,
     EvaluateConfig,
+    GroupConfig,
     PushConfig,
     ServingConfig,
     TrainConfig,
@@ -27,7 +29,6 @@ from trainer.config import (
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
-from trainer.storage import join, publish
 
 RECORDS_FOLDER = "tasks"
 
@@ -63,7 +64,9 @@ def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
     """Data section → prepared dataset in `examples.path`."""
     from trainer.data.prepare import prepare
 
-    manifest = prepare(parse_json(DataConfig, data, path="data"), seed, Path(examples.path), join(root, "prepared"))
+    manifest = prepare(
+        parse_json(DataConfig, data, path="data"), seed, Path(examples.path), storage.join(root, "prepared")
+    )
     examples.metadata.update(
         digest=manifest.digest,
         task=manifest.task,
@@ -115,16 +118,23 @@ def validate_data(
 
 
 @_task("train-model")
-def train_model(train: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
-    """Train section and prepared dataset → exported model in `model.path`."""
+def train_model(train: str, group: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
+    """Train section and prepared dataset → exported model in `model.path`, by one process or by a group of them."""
     from trainer.checkpoint import run_key
     from trainer.data.manifest import read_manifest
-    from trainer.loop import fit
 
     config = parse_json(TrainConfig, train, path="train")
+    processes = parse_json(GroupConfig, group, path="cluster")
     digest = read_manifest(Path(examples.path)).digest
-    checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / run_key(config, seed, digest)
-    summary = fit(config, seed, Path(examples.path), Path(model.path), checkpoints)
+    key, mirror = run_key(config, seed, digest), None
+    checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / key
+    if storage.is_remote(root):  # this machine's disk does not outlive it
+        mirror = storage.join(root, f"checkpoints/{name}/{key}")
+    if processes.is_several:
+        from trainer.launch.training import train_as_group as train_it
+    else:
+        from trainer.loop import fit as train_it
+    summary = train_it(config, seed, Path(examples.path), Path(model.path), checkpoints, processes, mirror)
     model.metadata.update(
         framework="tensorflow",
         model=config.model,
@@ -282,6 +292,15 @@ def record_outcome(name: str, state: str, error_message: str, outcome: Any) -> N
     say(f"{name}: {state.lower()}" + (f": {error_message}" if error_message else ""))
 
 
+def _publish(name: str, outputs: list[Any]) -> None:
+    """Leaves what the task made in the run's place in a bucket, where the run has one."""
+    uri = os.environ.get("TRIREME_RUN_URI")
+    for artifact in outputs if uri else []:
+        path = Path(artifact.path)
+        if path.is_file() or (path.is_dir() and any(path.iterdir())):
+            storage.publish(path, storage.join(uri, name, path.name))
+
+
 def _measured(config: EvaluateConfig, champions: Registry, examples: Path, model: Path) -> dict[str, Any]:
     """The evaluation of a model, and of whoever is champion now."""
     from trainer.evaluate import evaluate
@@ -297,15 +316,6 @@ def _measured(config: EvaluateConfig, champions: Registry, examples: Path, model
 
 def _read(artifact: Any, name: str) -> dict[str, Any]:
     return json.loads((Path(artifact.path) / name).read_text(encoding="utf-8"))
-
-
-def _publish(name: str, outputs: list[Any]) -> None:
-    """Leaves what the task made in the run's place in a bucket, where the run has one."""
-    uri = os.environ.get("TRIREME_RUN_URI")
-    for artifact in outputs if uri else []:
-        path = Path(artifact.path)
-        if path.is_file() or (path.is_dir() and any(path.iterdir())):
-            publish(path, join(uri, name, path.name))
 
 
 def _local(root: str, folder: str) -> Path | None:

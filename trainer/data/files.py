@@ -104,6 +104,24 @@ def find_files(config: DataConfig, local: Path | None) -> list[SourceFile]:
     return [SourceFile(folder / name, name, taken[name]) for name in sorted(taken)]
 
 
+def count_files(config: DataConfig) -> int:
+    """How many files the source has, here or in a bucket; none is opened.
+
+    Raises:
+        BadInput: There are none.
+        WorldFailure: The bucket cannot be reached.
+    """
+    if not config.path.startswith("gs://"):
+        return len(find_files(config, None))
+    from trainer.storage import list_names
+
+    root, pattern = _root(config.path)
+    found = [name for name in list_names(root) if _belongs(name, pattern, config)]
+    if not found:
+        raise BadInput(f"data.path = {json.dumps(config.path)}: there are no such files")
+    return len(found)
+
+
 def content_identity(files: Sequence[SourceFile]) -> list[list[str | int | None]]:
     """Name, split, size and digest of each file: the same wherever the files stand."""
     found = []

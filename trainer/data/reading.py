@@ -16,14 +16,18 @@ import numpy as np
 from trainer.config import TrainConfig
 from trainer.data.manifest import Manifest, verify
 from trainer.data.records import parser
+from trainer.errors import BadInput
 
 _FILES_AT_ONCE = 4  # fixed, because the order of the records follows from it
 _BATCHES_AHEAD = 16
 _RECORDS_TOGETHER = 8
+_BATCHES_SORTED = 32  # batches in a row whose texts are sorted by length together
 
 
 class MemoryFeed:
     """A split held in memory; each replica gathers its own share inside the graph.
+
+    With `lengths` [n] and a batch size, examples of about the same length share a batch.
 
     Attributes:
         num_examples: Examples of the split.
@@ -31,25 +35,81 @@ class MemoryFeed:
 
     streams = False
 
-    def __init__(self, batch: tuple[Any, ...], seed: int, *, shuffle: bool) -> None:
+    def __init__(
+        self,
+        batch: tuple[Any, ...],
+        seed: int,
+        *,
+        shuffle: bool,
+        lengths: np.ndarray | None = None,
+        batch_size: int = 0,
+    ) -> None:
         import tensorflow as tf
 
         self.num_examples = len(batch[1])
         self._seed, self._shuffle = seed, shuffle
         with tf.device("/cpu:0"):
             self._batch = tf.nest.map_structure(tf.constant, batch)
+            self._lengths = None if lengths is None else tf.constant(lengths)
+        self._batch_size = batch_size
+
+    def first(self, count: int) -> tuple[Any, ...]:
+        """The first examples as they were written."""
+        import tensorflow as tf
+
+        return tf.nest.map_structure(lambda values: values[:count], self._batch)
 
     def take(self, epoch: Any, start: Any, count: Any) -> tuple[Any, ...]:
         """Examples `start` to `start + count` of the epoch's order, as `records.parser` gives them."""
         import tensorflow as tf
 
         with tf.device("/cpu:0"):
-            places = tf.range(start, start + count, dtype=tf.int64)
             if not self._shuffle:
                 return tf.nest.map_structure(lambda values: values[start : start + count], self._batch)
-            seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(epoch, tf.int64)])
-            places = tf.random.experimental.index_shuffle(places, seed, tf.constant(self.num_examples - 1, tf.int64))
+            if self._lengths is None:
+                return take(self._batch, self.num_examples, self._seed, epoch, start, count)
+            places = self._by_length(start, count, _key(self._seed, epoch))
             return tf.nest.map_structure(lambda values: tf.gather(values, places), self._batch)
+
+    def _by_length(self, start: Any, count: Any, seed: Any) -> Any:
+        """Places of examples `start` to `start + count` when texts of about the same length share a batch.
+
+        The permuted examples of some batches in a row are sorted by their length; then the batches are permuted, all but a
+        last one that is shorter. Everything follows from seed, epoch and place, so replicas and restarts agree.
+        """
+        import tensorflow as tf
+
+        size = self._batch_size
+        low = start // (size * _BATCHES_SORTED) * (size * _BATCHES_SORTED)
+        high = tf.minimum(low + size * _BATCHES_SORTED, tf.constant(self.num_examples, tf.int64))
+        window = _shuffled(tf.range(low, high, dtype=tf.int64), seed, self.num_examples)
+        window = tf.gather(window, tf.argsort(tf.gather(self._lengths, window), stable=True))
+        batch, full = (start - low) // size, (high - low) // size
+        turned = _shuffled(tf.minimum(batch, tf.maximum(full - 1, 0)), seed + 1, tf.maximum(full, 1))
+        batch = tf.where(batch < full, turned, batch)
+        first = batch * size + (start - low) % size
+        return window[first : first + count]
+
+
+def take(batch: tuple[Any, ...], num_examples: int, seed: int, epoch: Any, start: Any, count: Any) -> tuple[Any, ...]:
+    """Examples `start` to `start + count` of an epoch's order, gathered from a whole split."""
+    import tensorflow as tf
+
+    places = _shuffled(tf.range(start, start + count, dtype=tf.int64), _key(seed, epoch), num_examples)
+    return tf.nest.map_structure(lambda values: tf.gather(values, places), batch)
+
+
+def _key(seed: int, epoch: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+
+
+def _shuffled(places: Any, key: Any, count: Any) -> Any:
+    """Where the places of an order of `count` lie in a permutation of it, which needs no array."""
+    import tensorflow as tf
+
+    return tf.random.experimental.index_shuffle(places, key, tf.cast(count, tf.int64) - 1)
 
 
 class StreamFeed:
@@ -67,6 +127,12 @@ class StreamFeed:
         self.num_examples = num_examples
         self._files, self._parse = files, parse
         self._seed, self._buffer = seed, buffer_examples
+
+    def first(self, count: int) -> tuple[Any, ...]:
+        """The first examples as they were written."""
+        import tensorflow as tf
+
+        return self._parse(next(iter(tf.data.TFRecordDataset(self._files).batch(count))))
 
     def iterator(self, strategy: Any, batch_size: int, first_epoch: int, start: int, num_epochs: int) -> Any:
         """Per-replica batches from example `start` of `first_epoch` on.
@@ -125,16 +191,32 @@ def open_feed(
     """The split in memory where it fits `train.cache_bytes`, else as a stream. Its shards are verified first.
 
     Raises:
+        BadInput: Texts are to be bucketed and there are none, or they are not held in memory.
         WorldFailure: A shard is missing or damaged.
     """
     verify(folder, manifest, [split])
     files = [str(folder / shard.name) for shard in manifest.splits[split].shards]
     num_examples, num_bytes = manifest.splits[split].num_examples, manifest.splits[split].num_bytes
     if num_bytes <= config.cache_bytes:
-        return MemoryFeed(load_split(folder, manifest, split), seed, shuffle=shuffle)
+        batch = load_split(folder, manifest, split)
+        lengths = _text_lengths(batch[0], manifest) if config.bucket_texts and shuffle else None
+        return MemoryFeed(batch, seed, shuffle=shuffle, lengths=lengths, batch_size=config.global_batch_size)
+    if config.bucket_texts:
+        raise BadInput(
+            f"train.bucket_texts = true: the {split} split has {num_bytes:,} bytes and is not held in memory"
+            f" (train.cache_bytes = {config.cache_bytes:,})"
+        )
     example_bytes = num_bytes / num_examples
     buffer = max(1, min(num_examples, int(config.shuffle_buffer_bytes / (example_bytes + 64)))) if shuffle else 0
     return StreamFeed(files, num_examples, parser(manifest), seed, buffer_examples=buffer)
+
+
+def _text_lengths(features: dict[str, np.ndarray], manifest: Manifest) -> np.ndarray:
+    """Words of each example's texts together [n] int32."""
+    texts = [name for name, feature in manifest.features.items() if feature.kind == "text"]
+    if not texts:
+        raise BadInput("train.bucket_texts = true: the data holds no texts")
+    return sum(np.array([len(text.split()) for text in features[name]], np.int32) for name in texts)
 
 
 def load_split(folder: Path, manifest: Manifest, split: str) -> tuple[Any, ...]:

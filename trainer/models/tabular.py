@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 
 from trainer.errors import BadInput
-from trainer.preprocessing import column, words
+from trainer.preprocessing import column, mean_over_words, present, words
 from trainer.spec import ModelSpec
 
 
@@ -33,8 +33,8 @@ def build(
         if feature.kind == "text":
             tokens = words(spec, name, inputs[name], max_words, None)
             num_tokens = min(max_words, len(spec.statistics[name].values) or 1) + 2
-            vectors = keras.layers.Embedding(num_tokens, embedding_size, mask_zero=True)(tokens)
-            parts.append(keras.layers.GlobalAveragePooling1D()(vectors))
+            vectors = keras.layers.Embedding(num_tokens, embedding_size)(tokens)
+            parts.append(mean_over_words(vectors, present(tokens)))
         else:
             parts.append(column(spec, name, inputs[name]))
     x = keras.layers.Concatenate()(parts) if len(parts) > 1 else parts[0]

@@ -2,7 +2,7 @@
 
 import keras
 
-from trainer.preprocessing import words
+from trainer.preprocessing import mean_over_words, present, words
 from trainer.spec import ModelSpec
 
 
@@ -32,13 +32,12 @@ def build(
     name = spec.one("text")
     tokens = words(spec, name, inputs[name], max_words, length)
     num_tokens = min(max_words, len(spec.statistics[name].values) or 1) + 2  # padding and unknown words
-    there = keras.ops.expand_dims(keras.ops.cast(keras.ops.not_equal(tokens, 0), "float32"), -1)
+    there = present(tokens)
     x = keras.layers.Embedding(num_tokens, embedding_size)(tokens)
     if dropout:
         x = keras.layers.SpatialDropout1D(dropout)(x)
     x = keras.layers.Conv1D(filters, kernel_size, padding="same", activation="relu")(x * there) * there
-    mean = keras.ops.sum(x, axis=1) / keras.ops.maximum(keras.ops.sum(there, axis=1), 1.0)
-    x = keras.layers.Concatenate()([keras.layers.GlobalMaxPooling1D()(x), mean])
+    x = keras.layers.Concatenate()([keras.layers.GlobalMaxPooling1D()(x), mean_over_words(x, there)])
     x = keras.layers.Dense(filters, activation="relu")(x)
     if dropout:
         x = keras.layers.Dropout(dropout)(x)
