@@ -8,10 +8,9 @@ from pipelines.cli import main
 from trainer.registry import Registry
 
 
-@pytest.fixture
-def registry(tmp_path):
+def filled(base, tmp_path):
     """Three versions, the first two of which were promoted."""
-    models = Registry(tmp_path / "models", "digits")
+    models = Registry(base, "digits")
     for number in (1, 2, 3):
         folder = tmp_path / f"export-{number}"
         folder.mkdir()
@@ -21,7 +20,12 @@ def registry(tmp_path):
         models.publish(folder, {**record, "intervals": {"accuracy": [0.8, 0.99]}})
     models.promote(1, None, "first")
     models.promote(2, 1, "better")
-    return tmp_path / "models"
+    return base
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return filled(tmp_path / "models", tmp_path)
 
 
 def run(capsys, registry, *words):
@@ -57,6 +61,14 @@ def test_promote_and_rollback_move_the_champion_and_are_recorded(registry, capsy
     code, out, _ = run(capsys, registry, "rollback", "digits", "--reason", "complaints")
     assert (code, "version 2 is champion again" in out) == (0, True)
     assert [event["reason"] for event in Registry(registry, "digits").history()][-2:] == ["by hand", "complaints"]
+
+
+def test_a_registry_in_a_bucket_answers_as_one_on_disk(gcs, tmp_path, capsys):
+    base = filled(f"{gcs}/models", tmp_path)
+    assert run(capsys, base, "list") == (0, "digits                  champion 2\n", "")
+    assert run(capsys, base, "rollback", "digits", "--reason", "complaints")[0] == 0
+    assert "digits version 1" in run(capsys, base, "show", "digits")[1]
+    assert run(capsys, base, "verify", "digits")[0] == 0
 
 
 def test_verify_finds_a_changed_file_and_fails(registry, capsys):
