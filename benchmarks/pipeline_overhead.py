@@ -3,8 +3,8 @@
     python benchmarks/pipeline_overhead.py --pairs 3
 
 Each pair is a whole `trireme run` (a process a task, compiled with kfp) and one process that prepares, trains, evaluates,
-judges and pushes by the trainer's own functions, each from nothing: a new root and a new folder for TensorFlow Datasets.
-The two take turns in going first, so that a machine that changes speed does not favour either.
+checks, judges and pushes by the trainer's own functions, each from nothing: a new root and a new folder for TensorFlow
+Datasets. The two take turns in going first, so that a machine that changes speed does not favour either.
 """
 
 import argparse
@@ -33,8 +33,8 @@ def artifact(name):
         log_metric=lambda *_: None, log_confusion_matrix=lambda *_: None, log_roc_curve=lambda *_: None,
     )
 
-examples, model, evaluation, verdict, report, pushed = map(
-    artifact, ("examples", "model", "evaluation", "verdict", "report.html", "pushed")
+examples, model, evaluation, checked, verdict, report, summary, pushed = map(
+    artifact, ("examples", "model", "evaluation", "checked", "verdict", "report.html", "summary.md", "pushed")
 )
 registry = str(root / "models")
 tasks.prepare_data(config.data.to_json(), config.seed, str(root), examples)
@@ -42,8 +42,14 @@ tasks.train_model(config.train.to_json(), config.seed, config.name, str(root), e
 tasks.evaluate_model(
     config.evaluate.to_json(), config.name, registry, examples, model, evaluation, artifact("m"), artifact("c")
 )
-assert tasks.judge_model(config.evaluate.to_json(), model, evaluation, verdict, report)
-tasks.push_model(config.push.to_json(), config.name, registry, model, evaluation, verdict, pushed)
+tasks.check_serving(config.serving.to_json(), model, checked)
+assert tasks.judge_model(
+    config.evaluate.to_json(), config.name, model, evaluation, checked, verdict, report, summary
+)
+tasks.push_model(
+    config.push.to_json(), config.evaluate.to_json(), config.name, registry, examples, model, evaluation, checked,
+    verdict, pushed,
+)
 """
 
 

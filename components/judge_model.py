@@ -7,6 +7,7 @@ from kfp.dsl import HTML, Artifact, Input, Markdown, Model, Output
 @dsl.component(base_image="trireme", install_kfp_package=False)
 def judge_model(
     evaluate: str,
+    name: str,
     model: Input[Model],
     evaluation: Input[Artifact],
     serving_check: Input[Artifact],
@@ -17,4 +18,4 @@ def judge_model(
     """Applies the thresholds, writes verdict and report, and answers whether the model is blessed."""
     from trainer import tasks
 
-    return tasks.judge_model(evaluate, model, evaluation, serving_check, verdict, report, summary)
+    return tasks.judge_model(evaluate, name, model, evaluation, serving_check, verdict, report, summary)

@@ -73,6 +73,7 @@ def build_pipeline(config: Config) -> Any:
             checked = check_serving(serving=serving, model=trained.outputs["model"])
             judged = judge_model(
                 evaluate=evaluate,
+                name=name,
                 model=trained.outputs["model"],
                 evaluation=measured.outputs["evaluation"],
                 serving_check=checked.outputs["serving_check"],

@@ -53,12 +53,13 @@ def test_each_section_is_one_json_string_and_reaches_its_own_steps_only(compiled
         section: {
             name for name, task in tasks_of(spec).items() if section in task.get("inputs", {}).get("parameters", {})
         }
-        for section in ("data", "train", "evaluate", "push")
+        for section in ("data", "train", "evaluate", "serving", "push")
     }
     assert takers == {
         "data": {"prepare-data"},
         "train": {"train-model"},
         "evaluate": {"evaluate-model", "judge-model", "push-model"},
+        "serving": {"check-serving"},
         "push": {"push-model"},
     }
 

@@ -26,6 +26,7 @@ from trainer.config import (
 
 DATA = DataConfig(splits=Splits(train="train[:200]", validation="train[200:250]", test="test[:60]"))
 TRAIN = TrainConfig(model="mlp", epochs=2, global_batch_size=32)
+SERVING = ServingConfig(num_requests=20)
 EASY = parse(EvaluateConfig, {"thresholds": {"accuracy": {"value_threshold": 0.05}}})
 HARD = parse(EvaluateConfig, {"thresholds": {"accuracy": {"value_threshold": 1.0}, "loss": {"value_threshold": 1e-9}}})
 
@@ -43,8 +44,8 @@ def made(tmp_path_factory):
         name: artifact(kind, folder, name)
         for name, kind in {
             "examples": dsl.Dataset, "model": dsl.Model, "evaluation": dsl.Artifact, "metrics": dsl.Metrics,
-            "classification_metrics": dsl.ClassificationMetrics, "serving_check": dsl.Artifact, "verdict": dsl.Artifact,
-            "report": dsl.HTML, "summary": dsl.Markdown, "pushed_model": dsl.Model,
+            "classification_metrics": dsl.ClassificationMetrics, "serving_check": dsl.Artifact,
+            "verdict": dsl.Artifact, "report": dsl.HTML, "summary": dsl.Markdown, "pushed_model": dsl.Model,
         }.items()
     }  # fmt: skip
     prepare_data.python_func(DATA.to_json(), 7, root, made["examples"])
@@ -53,23 +54,15 @@ def made(tmp_path_factory):
         EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"], made["metrics"],
         made["classification_metrics"],
     )  # fmt: skip
-    check_serving.python_func(ServingConfig(num_requests=20).to_json(), made["model"], made["serving_check"])
+    check_serving.python_func(SERVING.to_json(), made["model"], made["serving_check"])
     made["blessed"] = judge_model.python_func(
-        EASY.to_json(), made["model"], made["evaluation"], made["serving_check"], made["verdict"], made["report"],
-        made["summary"],
+        EASY.to_json(), "tiny", made["model"], made["evaluation"], made["serving_check"], made["verdict"],
+        made["report"], made["summary"],
     )  # fmt: skip
     push_model.python_func(
-        PushConfig().to_json(),
-        EASY.to_json(),
-        "tiny",
-        registry,
-        made["examples"],
-        made["model"],
-        made["evaluation"],
-        made["serving_check"],
-        made["verdict"],
-        made["pushed_model"],
-    )
+        PushConfig().to_json(), EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"],
+        made["serving_check"], made["verdict"], made["pushed_model"],
+    )  # fmt: skip
     return made | {"folder": folder, "registry": Path(registry)}
 
 
@@ -99,14 +92,20 @@ def test_judge_model_answers_one_bool_and_always_writes_verdict_and_report(made,
     assert made["blessed"] is True
     verdict, report = artifact(dsl.Artifact, tmp_path, "verdict"), artifact(dsl.HTML, tmp_path, "report")
     summary = artifact(dsl.Markdown, tmp_path, "summary")
-    judged = judge_model.python_func(
-        HARD.to_json(), made["model"], made["evaluation"], made["serving_check"], verdict, report, summary
-    )
-    assert judged is False
+    assert judge_model.python_func(
+        HARD.to_json(), "tiny", made["model"], made["evaluation"], made["serving_check"], verdict, report, summary
+    ) is False  # fmt: skip
     decision = json.loads((Path(verdict.path) / "verdict.json").read_text())
     assert decision["verdict"] == "not_blessed"
     assert any("does not hold" in reason for reason in decision["reasons"])
     assert Path(report.path).read_text().startswith("<!doctype html>")
+    assert Path(summary.path).read_text().startswith("# Not blessed")
+
+
+def test_check_serving_finds_the_export_well_and_says_how_fast_it_is(made):
+    found = json.loads((Path(made["serving_check"].path) / "serving.json").read_text())
+    assert found["passed"], [finding for finding in found["findings"] if not finding["passed"]]
+    assert found["measured"]["latency_1"]["p50_ms"] > 0
 
 
 def test_push_model_stores_what_tensorflow_serving_reads_and_makes_it_champion(made):

@@ -155,6 +155,17 @@ def test_the_p_value_is_that_of_the_exact_mcnemar_test():
     assert found.p_value == pytest.approx(binomtest(9, 12).pvalue)
 
 
+@pytest.mark.parametrize("num_examples", [40, 400])
+def test_p_value_and_interval_agree(predictions, num_examples):
+    labels, one = predictions(num_examples, 3, seed=1)
+    other = 0.7 * one + 0.3 * predictions(num_examples, 3, seed=2)[1]
+    first, second = estimates.of_classes(labels, one), estimates.of_classes(labels, other)
+    for name in ("macro_f1", "roc_auc", "pr_auc", "loss", "brier"):
+        for level in (0.5, 0.8, 0.9, 0.99):
+            found = change(name, first[name], second[name], level, lower_is_better=name in ("loss", "brier"))
+            assert (found.low > 0 or found.high < 0) == (found.p_value < 1 - level), (name, level, found)
+
+
 def test_a_smaller_loss_is_a_gain():
     first, second = estimates.mean(np.array([0.1, 0.2, 0.3])), estimates.mean(np.array([0.4, 0.4, 0.6]))
     found = change("loss", first, second, 0.95, lower_is_better=True)

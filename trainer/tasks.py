@@ -186,7 +186,7 @@ def check_serving(serving: str, model: Any, serving_check: Any) -> None:
 
 @_task("judge-model")
 def judge_model(
-    evaluate: str, model: Any, evaluation: Any, serving_check: Any, verdict: Any, report: Any, summary: Any
+    evaluate: str, name: str, model: Any, evaluation: Any, serving_check: Any, verdict: Any, report: Any, summary: Any
 ) -> bool:
     """Evaluate section, evaluation and serving check → the verdict, the report, and whether the model is blessed."""
     from trainer.evaluate import EVALUATION_FILE, write_json
@@ -208,6 +208,7 @@ def judge_model(
         decision,
         history,
         {
+            "name": name,
             "training": training,
             "evaluate": config.model_dump(mode="json"),
             "serving": checked.get("measured", {}),

@@ -17,7 +17,15 @@ import numpy as np
 from trainer.config import EvaluateConfig, suggestion
 from trainer.data.manifest import Manifest, read_manifest, verify
 from trainer.errors import BadInput
-from trainer.evaluate.estimates import Estimate, average_precision, class_rates, of_classes, of_function, of_numbers
+from trainer.evaluate.estimates import (
+    Estimate,
+    average_precision,
+    class_rates,
+    of_classes,
+    of_function,
+    of_numbers,
+    ranks,
+)
 from trainer.evaluate.intervals import change, interval, wilson
 from trainer.metric_names import names_of
 from trainer.own_code import own_function
@@ -83,6 +91,7 @@ def evaluate(config: EvaluateConfig, examples: Path, model: Path, champion: tupl
         answered = answered._replace(champion=None)
         reason = f"{bad} of {len(answered.labels)} of its answers are not finite numbers"
         baseline = {**(baseline or {}), "incompatible": reason, "metrics": {}, "per_class": []}
+    names = [*names_of(manifest.task, config.quantiles), *config.own_metrics]
     found: dict[str, Any] = {
         "task": manifest.task,
         "split": "test",
@@ -91,12 +100,12 @@ def evaluate(config: EvaluateConfig, examples: Path, model: Path, champion: tupl
         "num_not_finite": int((~finite).sum()),
         "class_names": manifest.class_names,
         "confidence_level": config.confidence_level,
+        "lower_is_better": [name for name in names if config.lower_is_better(name)],
         "data_digest": manifest.digest,
         "model_digest": (read_metadata(model / SAVED_MODEL) or {}).get("digest"),
         "data_statistics": _statistics(examples, manifest),
     }
     if not finite.all():  # an average over the rest would hide what matters most
-        names = [*names_of(manifest.task, config.quantiles), *config.own_metrics]
         nothing = {"metrics": dict.fromkeys(names), "intervals": {}, "slices": [], "mistakes": []}
         return {**found, **nothing, "baseline": baseline and {"metrics": {}, "per_class": [], **baseline}}
     return {
@@ -243,7 +252,7 @@ def _by_class(labels: np.ndarray, answers: np.ndarray, class_names: list[str], l
                 "precision": _number(counted.precision[index]),
                 "recall": _number(counted.recall[index]),
                 "f1": _number(counted.f1[index]),
-                "average_precision": average_precision(labels == index, answers[:, index]).value,
+                "average_precision": average_precision(labels == index, ranks(answers[:, index])).value,
                 "support": int(support[index]),
                 "intervals": {rate: list(wilson(hits, count, level)) for rate, count in among.items() if count},
             }

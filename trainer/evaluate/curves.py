@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.evaluate.estimates import average_precision, calibration_bins, ranked_area
+from trainer.evaluate.estimates import average_precision, calibration_bins, ranked_area, ranks
 
 _POINTS = 200
 _MOST_CLASSES = 60
@@ -24,7 +24,7 @@ def curves_of(labels: np.ndarray, probabilities: np.ndarray, class_names: list[s
     """
     from sklearn.metrics import precision_recall_curve, roc_curve
 
-    areas = [ranked_area(labels == index, scores).value for index, scores in enumerate(probabilities.T)]
+    areas = [ranked_area(labels == index, ranks(scores)).value for index, scores in enumerate(probabilities.T)]
     drawn = sorted((index for index, area in enumerate(areas) if area is not None), key=lambda index: areas[index])
     roc, pr = [], []
     for index in sorted(drawn[:_MOST_CLASSES]):
@@ -39,7 +39,7 @@ def curves_of(labels: np.ndarray, probabilities: np.ndarray, class_names: list[s
                 "class": name,
                 "recall": recall[kept].tolist(),
                 "precision": precision[kept].tolist(),
-                "average_precision": average_precision(positive, scores).value,
+                "average_precision": average_precision(positive, ranks(scores)).value,
             }
         )
     return {

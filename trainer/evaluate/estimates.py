@@ -78,8 +78,7 @@ def of_classes(labels: np.ndarray, probabilities: np.ndarray, *, top_k: int = 5)
         "loss": mean(-np.log(np.clip(chosen, _TINY, 1.0))),
         **_averages(labels, predicted, counted),
         **dict.fromkeys(("micro_precision", "micro_recall", "micro_f1", "weighted_recall"), accuracy),
-        "roc_auc": _over_classes(labels, probabilities, ranked_area),
-        "pr_auc": _over_classes(labels, probabilities, average_precision),
+        **_areas(labels, probabilities),
         "brier": mean(squares / 2 if num_classes == 2 else squares),
         "expected_calibration_error": _calibration_error(probabilities.max(axis=1), right),
     }
@@ -188,37 +187,58 @@ def _parts(
     return scale[classes] * (hits - rates[classes])
 
 
-def _over_classes(
-    labels: np.ndarray, probabilities: np.ndarray, measure: Callable[[np.ndarray, np.ndarray], Estimate]
-) -> Estimate:
-    """The mean over classes that some examples are of and some are not, each against all others."""
-    value, num_classes, spread = 0.0, 0, 0.0
-    influence = np.zeros(len(labels))
+def _areas(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, Estimate]:
+    """Means over classes that some examples are of and some are not, each against all others."""
+    sums = {"roc_auc": _Mean(len(labels)), "pr_auc": _Mean(len(labels))}
     for index in range(probabilities.shape[1]):
-        found = measure(labels == index, probabilities[:, index])
-        if found.value is None:
-            continue
-        num_classes += 1
-        value += found.value
-        influence += found.influence
-        spread += 1 / found.effective
-    if not num_classes:
-        return UNDEFINED
-    return Estimate(value / num_classes, influence / num_classes, effective=num_classes**2 / spread)
+        positive = labels == index
+        if positive.any() and not positive.all():
+            place = ranks(probabilities[:, index])
+            sums["roc_auc"].add(ranked_area(positive, place))
+            sums["pr_auc"].add(average_precision(positive, place))
+    return {name: each.result() for name, each in sums.items()}
 
 
-def ranked_area(positive: np.ndarray, scores: np.ndarray) -> Estimate:
+class _Mean:
+    """The mean of estimates, of which there may be too many to hold."""
+
+    def __init__(self, num_examples: int) -> None:
+        self._count, self._value, self._spread = 0, 0.0, 0.0
+        self._influence = np.zeros(num_examples)
+
+    def add(self, found: Estimate) -> None:
+        self._count += 1
+        self._value += found.value
+        self._influence += found.influence
+        self._spread += 1 / found.effective
+
+    def result(self) -> Estimate:
+        if not self._count:
+            return UNDEFINED
+        effective = self._count**2 / self._spread
+        return Estimate(self._value / self._count, self._influence / self._count, effective=effective)
+
+
+def ranks(scores: np.ndarray) -> np.ndarray:
+    """For each score [n] how many different ones are below it, int64: all that the areas need to know of it."""
+    order = np.argsort(scores)
+    ordered = scores[order]
+    place = np.empty(len(scores), np.int64)
+    place[order] = np.cumsum(np.concatenate([[0], ordered[1:] != ordered[:-1]]))
+    return place
+
+
+def ranked_area(positive: np.ndarray, place: np.ndarray) -> Estimate:
     """Area under the ROC curve: how often a positive example has the higher score than a negative one.
 
     Args:
         positive: [n] bool.
-        scores: [n] float64.
+        place: Ranks of the scores [n].
     """
     num_positive = int(positive.sum())
     num_negative = len(positive) - num_positive
     if not num_positive or not num_negative:
         return UNDEFINED
-    _, place = np.unique(scores, return_inverse=True)
     positives = np.bincount(place, positive)
     negatives = np.bincount(place) - positives
     below = (np.cumsum(negatives) - negatives / 2)[place] / num_negative  # of the negatives, for each example
@@ -229,17 +249,17 @@ def ranked_area(positive: np.ndarray, scores: np.ndarray) -> Estimate:
     return Estimate(value, influence, effective=float(min(num_positive, num_negative)))
 
 
-def average_precision(positive: np.ndarray, scores: np.ndarray) -> Estimate:
+def average_precision(positive: np.ndarray, place: np.ndarray) -> Estimate:
     """Mean of the precision at each positive example's score: scikit-learn's `average_precision_score`.
 
     Args:
         positive: [n] bool.
-        scores: [n] float64.
+        place: Ranks of the scores [n].
     """
     num_positive = int(positive.sum())
     if not num_positive or num_positive == len(positive):
         return UNDEFINED
-    _, place = np.unique(-scores, return_inverse=True)
+    place = place.max() - place  # from the highest score down
     positives = np.bincount(place, positive)
     reached = np.cumsum(np.bincount(place))
     precision = np.cumsum(positives) / reached

@@ -33,7 +33,8 @@ class Change(NamedTuple):
     high: float | None
     """Ends of the gain's interval; None where nothing can be said."""
     p_value: float | None
-    """Probability of a difference at least as large if there were none: exact McNemar for proportions, else Student's t."""
+    """Probability of a difference at least as large if there were none: exact McNemar for proportions; for other
+    fractions that of the interval which just reaches 0; else Student's t."""
 
 
 def interval(name: str, found: Estimate, level: float) -> tuple[float, float] | None:
@@ -92,8 +93,11 @@ def change(name: str, candidate: Estimate, baseline: Estimate, level: float, *, 
     found = _paired_numbers(gain, sign * (candidate.influence - baseline.influence), level)
     if not is_fraction(name):
         return found
+    if found.low == found.high:  # the two answer alike
+        return found
     low, high = _paired_fractions(name, candidate, baseline, level)
-    return found._replace(low=low, high=high) if sign > 0 else found._replace(low=-high, high=-low)
+    ends = {"low": low, "high": high} if sign > 0 else {"low": -high, "high": -low}
+    return found._replace(**ends, p_value=_level_that_reaches_zero(name, candidate, baseline))
 
 
 def _paired_proportions(gain: float, candidate: np.ndarray, baseline: np.ndarray, level: float) -> Change:
@@ -122,6 +126,19 @@ def _paired_fractions(name: str, one: Estimate, other: Estimate, level: float) -
     down = distance(one.value - low, other_high - other.value)
     up = distance(high - one.value, other.value - other_low)
     return max(-1.0, difference - down), min(1.0, difference + up)
+
+
+def _level_that_reaches_zero(name: str, one: Estimate, other: Estimate) -> float:
+    """The p-value that belongs to the interval: how far its level must rise until a difference of 0 is inside."""
+    certain, chance = 0.0, 1.0
+    for _ in range(20):
+        level = (certain + chance) / 2
+        low, high = _paired_fractions(name, one, other, level)
+        if low <= 0 <= high:
+            chance = level
+        else:
+            certain = level
+    return 1 - certain
 
 
 def _paired_numbers(gain: float, moved: np.ndarray, level: float) -> Change:

@@ -28,6 +28,7 @@ def learning(history: Sequence[dict]) -> Section | None:
     figures = [
         _learning_figure(history, key, label, best, "loss", "Loss", None),
         _learning_figure(history, key, label, best, "accuracy", "Accuracy", 1.0),
+        _learning_figure(history, key, label, best, "mean_absolute_error", "Mean absolute error", None),
     ]
     if not any(figures):
         return None
@@ -183,6 +184,8 @@ def _history_table(history: Sequence[dict], label: str, key: str) -> Markup:
         "validation_loss": ("Validation loss", 4),
         "accuracy": ("Accuracy", 4),
         "validation_accuracy": ("Validation accuracy", 4),
+        "mean_absolute_error": ("Mean absolute error", 4),
+        "validation_mean_absolute_error": ("Validation error", 4),
         "learning_rate": ("Learning rate", 6),
         "seconds": ("Seconds", 1),
     }

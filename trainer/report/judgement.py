@@ -15,7 +15,13 @@ from trainer.report.numerals import (
 )
 from trainer.report.tables import Column, Section, table
 
-_KINDS = {"value_threshold": "Against a fixed value", "change_threshold": "Against the baseline"}
+_KINDS = {
+    "value_threshold": "Against a fixed value",
+    "change_threshold": "Against the baseline",
+    "serving": "In a fresh process",
+    "answers": "Of the answers",
+    "baseline": "Of the baseline",
+}
 _CHECK = "M4 10.5l4 4 8-9"
 _CROSS = "M5 5l10 10M15 5L5 15"
 _DASH = "M4 10h12"
@@ -85,19 +91,32 @@ def outcome(passed: bool | None) -> Markup:
     return element("span", mark(passed), word, class_=f"outcome {_tone(passed)}")
 
 
-def change(metric: str, found: object, baseline: object) -> Markup | str:
-    """Returns the difference to the baseline: its sign, an arrow, and whether that is better or worse."""
+def change(metric: str, found: object, baseline: object, lower: bool | None = None) -> Markup | str:
+    """Returns the difference to the baseline: its sign, an arrow, and whether that is better or worse.
+
+    Args:
+        metric: Its name.
+        found: The value.
+        baseline: The baseline's.
+        lower: Whether the smaller value is better. None: the name tells.
+    """
     now, before = finite(found), finite(baseline)
     if now is None or before is None:
         return decimal(None)
     difference = now - before
     if signed(difference) == decimal(0.0):
         return element("span", "0.0000 same", class_="change")
-    better = (difference < 0) == lower_is_better(metric)
+    better = (difference < 0) == (lower_is_better(metric) if lower is None else lower)
     arrow = "▲" if difference > 0 else "▼"
     tone = "good" if better else "bad"
     amount = element("span", element("span", arrow, aria_hidden="true"), f" {signed(difference)}", class_="whole")
     return element("span", amount, " better" if better else " worse", class_=f"change {tone}")
+
+
+def directions(evaluation: dict) -> dict[str, bool]:
+    """Returns whether lower is better by metric, where the evaluation says it; needed for metrics of one's own."""
+    named = evaluation.get("lower_is_better")
+    return {} if named is None else {name: name in named for name in evaluation.get("metrics") or {}}
 
 
 def _tone(passed: bool | None) -> str:
@@ -115,7 +134,7 @@ def _one_sentence(evaluation: dict, verdict: dict) -> str:
     where = ""
     if evaluation.get("num_examples") is not None and evaluation.get("split"):
         examples = plural(evaluation["num_examples"], "example")
-        where = f", judged on {examples} of the {printable(evaluation['split'], 80)} split"
+        where = f", on {examples} of the {printable(evaluation['split'], 80)} split"
     rules = verdict.get("rules") or []
     failed = sum(rule.get("passed") is False for rule in rules)
     open_ = sum(rule.get("passed") is None for rule in rules)
@@ -124,7 +143,8 @@ def _one_sentence(evaluation: dict, verdict: dict) -> str:
     if failed:
         return f"{count(failed)} of {plural(len(rules), 'rule')} failed{where}."
     if open_:
-        return f"{count(open_)} of {plural(len(rules), 'rule')} could not be judged{where}."
+        passed = len(rules) - open_
+        return f"{count(passed)} of {plural(len(rules), 'rule')} passed, {count(open_)} could not be judged{where}."
     number = {1: "The one rule", 2: "Both rules"}.get(len(rules), f"All {count(len(rules))} rules")
     return f"{number} passed{where}."
 
@@ -144,7 +164,13 @@ def _key_figures(evaluation: dict, verdict: dict) -> Markup | None:
     before = (baseline.get("metrics") or {}).get(first)
     if finite(before) is not None and finite(metrics.get(first)) is not None:
         version = printable(baseline.get("version"), 40)
-        figures.append((f"Against version {version}", change(first, metrics[first], before), f"was {decimal(before)}"))
+        figures.append(
+            (
+                f"Against version {version}",
+                change(first, metrics[first], before, directions(evaluation).get(first)),
+                f"was {decimal(before)}",
+            )
+        )
     if evaluation.get("num_examples") is not None:
         classes = len(evaluation.get("class_names") or [])
         note = plural(classes, "class", "classes") if classes else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from trainer.report.judgement import directions
 from trainer.report.markup import printable
 from trainer.report.numerals import decimal, finite, lower_is_better, metric_name, plural, signed
 
@@ -40,7 +41,7 @@ def markdown_summary(evaluation: dict, verdict: dict) -> str:
         blocks.append(_table(["Rule", "Found", "Baseline", "Outcome"], rows))
     metrics = evaluation.get("metrics") or {}
     if metrics:
-        blocks.append(_metrics_table(metrics, evaluation.get("intervals") or {}, evaluation.get("baseline")))
+        blocks.append(_metrics_table(metrics, evaluation))
     weakest = sorted(
         (row for row in evaluation.get("per_class") or [] if finite(row.get("f1")) is not None),
         key=lambda row: finite(row["f1"]),
@@ -51,7 +52,9 @@ def markdown_summary(evaluation: dict, verdict: dict) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _metrics_table(metrics: dict, intervals: dict, baseline: dict | None) -> str:
+def _metrics_table(metrics: dict, evaluation: dict) -> str:
+    intervals, baseline = evaluation.get("intervals") or {}, evaluation.get("baseline")
+    lower = directions(evaluation)
     before = (baseline or {}).get("metrics") or {}
     head = ["Metric", "This model"]
     head += ["Interval"] if intervals else []
@@ -63,19 +66,19 @@ def _metrics_table(metrics: dict, intervals: dict, baseline: dict | None) -> str
             between = intervals.get(name)
             row.append(f"{decimal(between[0])} to {decimal(between[1])}" if between else decimal(None))
         if baseline:
-            row += [decimal(before.get(name)), _change(name, value, before.get(name))]
+            row += [decimal(before.get(name)), _change(value, before.get(name), lower.get(name, lower_is_better(name)))]
         rows.append(row)
     return _table(head, rows)
 
 
-def _change(name: str, value: object, before: object) -> str:
+def _change(value: object, before: object, lower: bool) -> str:
     now, earlier = finite(value), finite(before)
     if now is None or earlier is None:
         return decimal(None)
     written = signed(now - earlier)
     if written == decimal(0.0):
         return "same"
-    better = (now < earlier) == lower_is_better(name)
+    better = (now < earlier) == lower
     return f"{written} {'better' if better else 'worse'}"
 
 

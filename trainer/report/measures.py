@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from trainer.report.charts import Scale, bar
-from trainer.report.judgement import change
+from trainer.report.judgement import change, directions
 from trainer.report.markup import Markup, element, join, printable
 from trainer.report.numerals import (
     count,
@@ -14,6 +14,7 @@ from trainer.report.numerals import (
     leading_metric,
     lower_is_better,
     metric_name,
+    percent,
     plural,
     signed,
 )
@@ -32,6 +33,7 @@ def metrics(evaluation: dict) -> Section | None:
     intervals = evaluation.get("intervals") or {}
     baseline = evaluation.get("baseline")
     before = (baseline or {}).get("metrics") or {}
+    changes, lower = (baseline or {}).get("changes") or {}, directions(evaluation)
     axis = _shared_axis(measured, intervals, before) if intervals or before else None
     columns = [Column("Metric"), Column("This model", "n")]
     if baseline:
@@ -43,14 +45,19 @@ def metrics(evaluation: dict) -> Section | None:
     for name, value in measured.items():
         row: list[object] = [metric_name(printable(name, 80)), valued(value, intervals.get(name))]
         if baseline:
-            row += [decimal(before.get(name)), change(name, value, before.get(name))]
+            difference = change(name, value, before.get(name), lower.get(name))
+            row += [decimal(before.get(name)), join([difference, _between(changes.get(name), lower.get(name))])]
         if axis:
             fraction = _is_fraction(name, value)
             row.append(_strip(axis, value, intervals.get(name), before.get(name)) if fraction else None)
         rows.append(row)
     notes: list[object] = []
     if intervals:
-        notes.append("Under a value: its interval. ")
+        level = finite(evaluation.get("confidence_level"))
+        holds = f", which holds the true value in {percent(level)} of cases" if level else ""
+        notes.append(f"Under a value: its interval{holds}. ")
+    if changes:
+        notes.append("Under a change: its interval and, where it is chance alone, how often one as large is met (p). ")
     if axis:
         drawn = ["the dot is this model"]
         drawn += ["the line its interval"] if intervals else []
@@ -96,7 +103,7 @@ def slices(evaluation: dict, verdict: dict) -> Section | None:
     if not rows or first is None:
         return None
     whole = finite((evaluation.get("metrics") or {}).get(first))
-    direction = -1 if lower_is_better(first) else 1
+    direction = -1 if directions(evaluation).get(first, lower_is_better(first)) else 1
 
     def gap(row: dict) -> float | None:
         value = finite((row.get("metrics") or {}).get(first))
@@ -121,7 +128,8 @@ def slices(evaluation: dict, verdict: dict) -> Section | None:
         values = row.get("metrics") or {}
         behind = gap(row)
         value = valued(values.get(first), (row.get("intervals") or {}).get(first))
-        line = [printable(row.get("slice"), 120), count(row.get("num_examples")), value]
+        small = element("small", "too few to judge") if row.get("judged") is False else None
+        line = [printable(row.get("slice"), 120), join([count(row.get("num_examples")), small]), value]
         line.append("not judged" if behind is None else _gap(behind * direction, behind, widest))
         return line + [decimal(values.get(name)) for name in others]
 
@@ -139,6 +147,17 @@ def slices(evaluation: dict, verdict: dict) -> Section | None:
     if left_out:
         parts.append(element("p", f"{plural(left_out, 'slice')} with less harm left out."))
     return Section("slices", "Slices", join(parts))
+
+
+def _between(found: dict | None, lower: bool | None) -> Markup | None:
+    """Returns the interval of a change and its p-value; gains are turned back into differences of the value."""
+    ends = [finite((found or {}).get(end)) for end in ("low", "high")]
+    if None in ends:
+        return None
+    low, high = (-ends[1], -ends[0]) if lower else ends
+    p_value = finite(found.get("p_value"))
+    told = "" if p_value is None else ", p < 0.001" if p_value < 0.001 else f", p {decimal(p_value, 3)}"
+    return element("small", element("span", f"{signed(low)} to", class_="whole"), f" {signed(high)}{told}")
 
 
 def valued(value: object, interval: object) -> Markup | str:

@@ -19,6 +19,7 @@ _SPELLED = {
     "mse": "MSE",
     "mae": "MAE",
     "f1": "F1",
+    "r2": "R²",
 }
 
 
@@ -83,7 +84,8 @@ def metric_name(metric: str) -> str:
 
 def lower_is_better(metric: str) -> bool:
     """Tells whether a smaller value of this metric is the better one."""
-    return str(metric).lower().rsplit("_", 1)[-1] in _LOWER_IS_BETTER
+    name = str(metric).lower()
+    return name.rsplit("_", 1)[-1] in _LOWER_IS_BETTER or name.startswith("pinball_")  # pinball_0.9
 
 
 def leading_metric(evaluation: dict, verdict: dict) -> str | None:

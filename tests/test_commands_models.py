@@ -1,0 +1,97 @@
+"""The registry from the command line, on disk."""
+
+import json
+
+import pytest
+
+from pipelines.cli import main
+from trainer.registry import Registry
+
+
+def filled(base, tmp_path):
+    """Three versions, the first two of which were promoted."""
+    models = Registry(base, "digits")
+    for number in (1, 2, 3):
+        folder = tmp_path / f"export-{number}"
+        folder.mkdir()
+        (folder / "saved_model.pb").write_bytes(b"graph %d" % number)
+        verdict = {"verdict": "blessed", "reasons": ["accuracy ≥ 0.5 holds: it is 0.9"]}
+        record = {"metrics": {"accuracy": 0.9 + number / 100, "roc_auc": None}, "verdict": verdict}
+        models.publish(folder, {**record, "intervals": {"accuracy": [0.8, 0.99]}})
+    models.promote(1, None, "first")
+    models.promote(2, 1, "better")
+    return base
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return filled(tmp_path / "models", tmp_path)
+
+
+def run(capsys, registry, *words):
+    code = main(["models", *words, "--registry", str(registry)])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def test_list_names_the_models_and_their_versions(registry, capsys):
+    assert run(capsys, registry, "list") == (0, "digits                  champion 2\n", "")
+    code, out, _ = run(capsys, registry, "list", "digits")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        ["1", "blessed", "accuracy", "0.9100"],
+        ["*", "2", "blessed", "accuracy", "0.9200"],
+        ["3", "blessed", "accuracy", "0.9300"],
+    ]
+    rows = json.loads(run(capsys, registry, "list", "digits", "--json")[1])
+    assert [row["champion"] for row in rows] == [False, True, False]
+
+
+def test_show_tells_what_is_on_record(registry, capsys):
+    _, out, _ = run(capsys, registry, "show", "digits")
+    for part in ("digits version 2", "accuracy 0.9200 (0.8000 to 0.9900)", "accuracy ≥ 0.5 holds", "1 → 2: better"):
+        assert part in out
+    shown = json.loads(run(capsys, registry, "show", "digits", "1", "--json")[1])
+    assert (shown["version"], [event["action"] for event in shown["history"]]) == (1, ["promote", "promote"])
+
+
+def test_promote_and_rollback_move_the_champion_and_are_recorded(registry, capsys):
+    assert run(capsys, registry, "promote", "digits", "3", "--reason", "by hand")[0] == 0
+    assert Registry(registry, "digits").champion().number == 3
+    code, out, _ = run(capsys, registry, "rollback", "digits", "--reason", "complaints")
+    assert (code, "version 2 is champion again" in out) == (0, True)
+    assert [event["reason"] for event in Registry(registry, "digits").history()][-2:] == ["by hand", "complaints"]
+
+
+def test_a_registry_in_a_bucket_answers_as_one_on_disk(gcs, tmp_path, capsys):
+    base = filled(f"{gcs}/models", tmp_path)
+    assert run(capsys, base, "list") == (0, "digits                  champion 2\n", "")
+    assert run(capsys, base, "rollback", "digits", "--reason", "complaints")[0] == 0
+    assert "digits version 1" in run(capsys, base, "show", "digits")[1]
+    assert run(capsys, base, "verify", "digits")[0] == 0
+
+
+def test_verify_finds_a_changed_file_and_fails(registry, capsys):
+    assert run(capsys, registry, "verify", "digits") == (0, "digits: every version is as it was published\n", "")
+    file = registry / "digits" / "2" / "saved_model.pb"
+    file.chmod(0o644)
+    file.write_bytes(b"something else")
+    code, out, _ = run(capsys, registry, "verify", "digits")
+    assert code == 1
+    assert out.startswith("version 2: saved_model.pb: differs")
+    assert run(capsys, registry, "verify", "digits", "1")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("show", "digit"), "has no model digit (there are: digits)"),
+        (("show", "digits", "9"), "has no version 9"),
+        (("promote", "digits", "2", "--reason", "x"), "version 2 is the champion already"),
+        (("promote", "digits", "8", "--reason", "x"), "has no version 8"),
+    ],
+)
+def test_what_is_not_there_is_said(registry, capsys, words, message):
+    code, out, err = run(capsys, registry, *words)
+    assert (code, out) == (2, "")
+    assert message in err
