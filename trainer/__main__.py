@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.config import OVERRIDDEN, DataConfig, EvaluateConfig, Section, TrainConfig, parse
+from trainer.config import DataConfig, EvaluateConfig, Section, TrainConfig, parse
 from trainer.config_file import override, read_config_file
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, TriremeError
 
@@ -79,9 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 def _section(arguments: argparse.Namespace, model: type[S], name: str) -> tuple[S, int]:
     """A section of the configuration file, and the seed."""
     data, lines = read_config_file(arguments.config)
-    data = override(data, arguments.overrides)
-    for setting in arguments.overrides:
-        lines[setting.partition("=")[0].strip()] = OVERRIDDEN
+    data = override(data, arguments.overrides, lines)
     seed = data.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
         raise BadInput(f"seed = {seed!r}: must be a whole number from 0 to {2**31 - 1}")

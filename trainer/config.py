@@ -16,13 +16,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from trainer.errors import BadInput
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
+
+
+def text(pattern: str, rule: str) -> Any:
+    """A type for text of one form; whoever gives another form reads the rule, not the pattern."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise PydanticCustomError("form", "must be {rule}", {"rule": rule})
+        return value
+
+    return Annotated[str, AfterValidator(check), Field(json_schema_extra={"pattern": f"^(?:{pattern})$"})]
+
 
 _MODEL_NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "models")])))
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
@@ -84,7 +97,7 @@ class DataConfig(Section):
 
     source: Literal["tfds"] = "tfds"
     """`tfds`: a TensorFlow Datasets builder."""
-    name: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?(:(\d+\.\d+\.\d+|\*))?$")] = "digits"
+    name: text(r"[\w.-]+(/[\w.-]+)?(:(\d+\.\d+\.\d+|\*))?", "builder, builder/config or builder:1.0.0") = "digits"
     """Builder, configuration and version: `digits`, `mnist`, `imagenet_resized/8x8`, `cifar10:3.0.2`."""
     data_dir: str | None = None
     """Folder with builders that were prepared before, and where new ones are put. None: TFDS's own default."""
@@ -313,6 +326,9 @@ def _validated(model: type[S], data: Any) -> tuple[list[Problem], S | None]:
             found = error.errors(include_url=False)
             wrong += [_problem(model, entry) for entry in found]
             remaining = _without(remaining, [_location(remaining, entry["loc"]) for entry in found])
+            for name, info in model.model_fields.items():
+                if info.is_required() and name not in remaining and info.examples:
+                    remaining[name] = info.examples[0]
             continue
         skipped = {problem.path for problem in wrong}
         crossings = [problem for problem in section.problems() if not (skipped & _mentioned(problem))]
@@ -398,7 +414,7 @@ def _fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:
 
 def suggestion(word: str, known: Sequence[str]) -> str:
     """`; did you mean …?` where a known word is near, else nothing."""
-    near = difflib.get_close_matches(word, known, n=1)
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 

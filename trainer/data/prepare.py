@@ -7,6 +7,7 @@ within it, so that records are permuted over the whole split when they are writt
 they are read; nothing but one shard is ever held in memory, and every machine writes the same bytes.
 """
 
+import contextlib
 import hashlib
 import json
 import math
@@ -84,28 +85,27 @@ def _write(source: TfdsSource, seed: int, folder: Path) -> Manifest:
 
 def _write_split(source: TfdsSource, name: str, expression: str, seed: int, folder: Path) -> Split:
     expected = source.num_examples(expression)
-    num_shards = max(1, math.ceil(expected * (math.prod(source.image_shape) + 64) / _SHARD_BYTES))
+    num_shards = max(1, math.ceil((expected or 0) * (math.prod(source.image_shape) + 64) / _SHARD_BYTES))
     label_counts = np.zeros(len(source.class_names), np.int64)
-    spill = [(folder / f".{name}-{shard}.spill").open("wb+") for shard in range(num_shards)]
-    count = 0
-    with progress("prepare-data", total=expected, unit=f"{name} example") as bar:
-        for index, (image, label) in enumerate(source.examples(expression)):
-            key = _record_key(seed, name, index)
-            record = _serialize(image, label)
-            stream = spill[key * num_shards >> 64]
-            stream.write(_SPILL_HEADER.pack(key, len(record)))
-            stream.write(record)
-            label_counts[label] += 1
-            count = index + 1
-            if count % 256 == 0:
-                bar.update(count)
-        bar.update(count)
-    shards = []
-    for shard, stream in enumerate(spill):
-        path = folder / f"{name}-{shard:05d}-of-{num_shards:05d}.tfrecord"
-        shards.append(_finish_shard(stream, path))
-        stream.close()
-        Path(stream.name).unlink()
+    count, shards = 0, []
+    with contextlib.ExitStack() as opened:
+        names = [folder / f".{name}-{shard}.spill" for shard in range(num_shards)]
+        spill = [opened.enter_context(file.open("wb+")) for file in names]
+        with progress("prepare-data", total=expected or 0, unit=f"{name} example") as bar:
+            for index, (image, label) in enumerate(source.examples(expression)):
+                key = _record_key(seed, name, index)
+                record = _serialize(image, label)
+                stream = spill[key * num_shards >> 64]
+                stream.write(_SPILL_HEADER.pack(key, len(record)))
+                stream.write(record)
+                label_counts[label] += 1
+                count = index + 1
+                if count % 256 == 0:
+                    bar.update(count)
+            bar.update(count)
+        for shard, stream in enumerate(spill):
+            shards.append(_finish_shard(stream, folder / f"{name}-{shard:05d}-of-{num_shards:05d}.tfrecord"))
+            names[shard].unlink()
     return Split(num_examples=count, label_counts=label_counts.tolist(), shards=shards)
 
 
