@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainer import devices
 from trainer.atomic import aside
 from trainer.checkpoint import Checkpoints, State
 from trainer.config import TrainConfig
@@ -65,6 +66,10 @@ def fit(
     strategy = build_strategy(config)
     keras.utils.set_random_seed(seed)
     _check_replicas(config, strategy.num_replicas_in_sync)
+    found = devices.look()
+    devices.check(found, strategy.num_replicas_in_sync)
+    for line in devices.describe(found):
+        say(line)
 
     # 2. Data and model.
     train_feed = open_feed(examples, manifest, "train", seed=seed, config=config, shuffle=True)
