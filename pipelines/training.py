@@ -14,6 +14,7 @@ from components.push_model import push_model
 from components.record_outcome import record_outcome
 from components.train_model import train_model
 from kfp import compiler, dsl
+from trainer.devices import REQUEST_VARIABLE
 from trainer.errors import BadInput
 
 from pipelines.config import ClusterConfig, Config
@@ -113,3 +114,5 @@ def _give_resources(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:
     if cluster.accelerator:
         task.set_accelerator_type(cluster.accelerator.type)
         task.set_accelerator_limit(cluster.accelerator.count)
+        if cluster.accelerator.type.startswith("nvidia.com/"):
+            task.set_env_variable(REQUEST_VARIABLE, str(cluster.accelerator.count))

@@ -1,0 +1,51 @@
+"""The tasks of a local run as child processes of this one; the counterpart of `pipelines.targets.containers`."""
+
+import contextlib
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+from trainer.devices import REQUEST_VARIABLE
+
+_SHELLS = ("sh", "dash", "bash")  # kfp's shell would die of the signal and leave the task behind
+
+
+class Processes:
+    """Child processes; a terminal's Ctrl-C reaches them without our help.
+
+    Attributes:
+        signals: What ends a run early and is forwarded to its task.
+        remark: Nothing is to be said: the code is this process's own.
+    """
+
+    signals = (signal.SIGTERM,)
+    remark = None
+
+    def adapted(self, pipeline: str) -> str:
+        """The compiled pipeline without its request for GPUs: a training takes those that this machine has, be it none."""
+        first, *others = yaml.safe_load_all(pipeline)
+        for executor in first["deploymentSpec"]["executors"].values():
+            container = executor["container"]
+            container["env"] = [entry for entry in container.get("env", []) if entry["name"] != REQUEST_VARIABLE]
+        return yaml.safe_dump_all([first, *others])
+
+    def runner(self, _: Mapping[str, str]) -> Any:
+        """kfp's runner; the children inherit this process's variables."""
+        from kfp import local
+
+        return local.SubprocessRunner(use_venv=False)
+
+    def forward(self, number: int) -> bool:
+        """Sends a signal to the running task; whether there was one."""
+        import psutil
+
+        children = psutil.Process().children(recursive=True)
+        for child in children:
+            with contextlib.suppress(psutil.Error):
+                if child.name() not in _SHELLS:
+                    child.send_signal(number)
+        return bool(children)
+
+    def end(self) -> None:
+        """Nothing is left of a process that ended."""
