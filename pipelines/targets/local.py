@@ -39,6 +39,7 @@ from pipelines.targets.output import TaskOutput
 from pipelines.targets.processes import Processes
 
 RUN_FILE = "run.json"
+_STATES = {EXIT_DONE: "succeeded", EXIT_INTERRUPTED: "interrupted", EXIT_PREEMPTED: "preempted"}
 
 
 @dataclass
@@ -190,7 +191,7 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
     exit_code, message = _explained(work, records, failure)
     document = {
         "run_dir": str(work.folder),
-        "state": "succeeded" if failure is None else "failed",
+        "state": _STATES.get(exit_code, "failed"),
         "error": message,
         "verdict": verdict["verdict"] if verdict else None,
         "reasons": verdict["reasons"] if verdict else [],
