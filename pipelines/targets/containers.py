@@ -26,6 +26,7 @@ from pipelines.config import Config
 RUN_LABEL = "trireme.run"
 CODE_LABEL = "trireme.code.digest"
 
+_NO_ENGINE = "no Docker engine answers ({}): start one, or run without --runner docker"
 _PASSED_ON = ("STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_PROJECT", "NO_GCE_CHECK")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SHELLS = ("sh", "dash", "bash")  # kfp's shell would die of the signal and take the task with it
@@ -129,14 +130,16 @@ def connect() -> Any:
     Raises:
         BadInput: No engine answers, or the `docker` package is not installed.
     """
+    address = urlsplit(os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
+    if address.scheme == "unix" and not Path(address.path).is_socket():
+        raise BadInput(_NO_ENGINE.format(f"there is no {address.path}"))
     try:
         import docker
 
         client = docker.from_env()
         client.ping()
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"no Docker engine answers ({reason}): start one, or run without --runner docker") from None
+        raise BadInput(_NO_ENGINE.format(str(error).splitlines()[0] if str(error) else type(error).__name__)) from None
     return client
 
 
