@@ -103,6 +103,15 @@ class Containers:
             **options,
         )
 
+    def explained(self, error: Exception) -> Exception:
+        """What a person can do about an error of the engine, where that is known; else the error."""
+        if "could not select device driver" in str(error):
+            return BadInput(
+                "cluster.accelerator: this Docker engine hands out no GPUs: install NVIDIA's container toolkit beside it, or"
+                " train on the CPU with --set cluster.accelerator=null"
+            )
+        return error
+
     def forward(self, number: int) -> bool:
         """Sends a signal to the task in each running container; whether there was one."""
         running = self._client.containers.list(filters={"label": self._label})

@@ -127,7 +127,7 @@ def _execute(work: _Run) -> BaseException | None:
         except KeyboardInterrupt as error:
             return error
         except Exception as error:
-            return _Stopped(came[0]) if came else error
+            return _Stopped(came[0]) if came else work.tasks.explained(error)
         finally:
             work.tasks.end()
             work.output.close()

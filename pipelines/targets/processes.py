@@ -36,6 +36,10 @@ class Processes:
 
         return local.SubprocessRunner(use_venv=False)
 
+    def explained(self, error: Exception) -> Exception:
+        """The error itself."""
+        return error
+
     def forward(self, number: int) -> bool:
         """Sends a signal to the running task; whether there was one."""
         import psutil
