@@ -1,17 +1,19 @@
 """What a task's container is given, without an engine; with one, see test_image.py."""
 
 import io
+import json
 import os
 
 import pytest
 import yaml
 
 from pipelines.config import Config
-from pipelines.targets import containers
+from pipelines.targets import containers, local
 from pipelines.targets.containers import CODE_LABEL, Containers, code_remark
+from pipelines.targets.output import Display, TaskOutput
 from pipelines.targets.processes import Processes
 from pipelines.training import compile_pipeline
-from trainer.errors import BadInput
+from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
 from trainer.provenance import source
 
 
@@ -87,16 +89,17 @@ def test_gpus_are_passed_when_asked_for_with_room_to_exchange_gradients(options)
 
 def test_a_pipeline_tells_its_training_how_many_gpus_it_asked_for_and_child_processes_take_what_there_is(tmp_path):
     compile_pipeline(Config.model_validate({"name": "tiny", "cluster": {"accelerator": {}}}), tmp_path / "tiny.yaml")
-    text = (tmp_path / "tiny.yaml").read_text()
+    pipeline = next(yaml.safe_load_all((tmp_path / "tiny.yaml").read_text()))
 
-    def variables(pipeline):
-        executors = next(yaml.safe_load_all(pipeline))["deploymentSpec"]["executors"]
+    def variables():
+        executors = pipeline["deploymentSpec"]["executors"]
         return {name: entry["container"].get("env", []) for name, entry in executors.items()}
 
-    asked = variables(text)
+    asked = variables()
     assert asked.pop("exec-train-model") == [{"name": "TRIREME_GPUS", "value": "1"}]
     assert not any(asked.values())
-    assert not any(variables(Processes().adapted(text)).values())
+    Processes().adapt(pipeline)
+    assert not any(variables().values())
 
 
 def test_other_code_in_the_image_is_spoken_of():
@@ -106,11 +109,26 @@ def test_other_code_in_the_image_is_spoken_of():
     assert "does not say which code it holds" in code_remark({})
 
 
-def test_without_an_engine_the_run_is_refused_before_anything_is_made(monkeypatch, tmp_path):
-    from pipelines.targets.local import run
-    from pipelines.targets.output import Display
+def test_a_task_without_a_record_of_its_success_fails_the_run(tmp_path):
+    """kfp takes a container that is gone before its exit code is asked for to have succeeded."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "tasks").mkdir()
+    output = TaskOutput(tmp_path / "logs", Display(io.StringIO()))
+    for task in ("prepare-data", "record-outcome"):
+        output.write(f"INFO - Executing task '{task}'\nINFO - Task '{task}' finished with status SUCCESS\n")
+        (tmp_path / "tasks" / f"{task}.json").write_text(json.dumps({"task": task, "status": "succeeded"}))
+    work = local._Run(Config.model_validate({"name": "tiny"}), tmp_path, tmp_path, output, Processes())
+    assert local._conclude(work, None).exit_code == EXIT_DONE
+    (tmp_path / "tasks" / "record-outcome.json").unlink()
+    outcome = local._conclude(work, None)
+    assert outcome.exit_code == EXIT_FAILED
+    assert outcome.document["state"] == "failed"
+    assert "task record-outcome ended without a word" in outcome.message
+    output.close()
 
+
+def test_without_an_engine_the_run_is_refused_before_anything_is_made(monkeypatch, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/absent.sock")
     with pytest.raises(BadInput, match=r"no Docker engine answers \(there is no .*absent.sock\)"):
-        run(Config.model_validate({"name": "tiny"}), tmp_path / "root", "docker", Display(io.StringIO()))
+        local.run(Config.model_validate({"name": "tiny"}), tmp_path / "root", "docker", Display(io.StringIO()))
     assert not (tmp_path / "root").exists()

@@ -70,9 +70,8 @@ class Containers:
         remark = None if found is None else code_remark(found)
         self.remark = f"the image {config.cluster.image} {remark}" if remark else None
 
-    def adapted(self, pipeline: str) -> str:
-        """The compiled pipeline as it is."""
-        return pipeline
+    def adapt(self, pipeline: dict[str, Any]) -> None:
+        """The compiled pipeline runs as it is."""
 
     def runner(self, environment: Mapping[str, str]) -> Any:
         """kfp's runner with all that a task needs, and with these variables."""
@@ -114,7 +113,7 @@ class Containers:
 
     def forward(self, number: int) -> bool:
         """Sends a signal to the task in each running container; whether there was one."""
-        running = self._client.containers.list(filters={"label": self._label})
+        running = self._client.containers.list(ignore_removed=True, filters={"label": self._label})
         for container in running:
             with contextlib.suppress(Exception):  # it ended meanwhile
                 container.exec_run(["python3", "-c", _FORWARD, str(int(number))])
@@ -122,7 +121,7 @@ class Containers:
 
     def end(self) -> None:
         """Ends and removes every container of the run."""
-        for container in self._client.containers.list(all=True, filters={"label": self._label}):
+        for container in self._client.containers.list(all=True, ignore_removed=True, filters={"label": self._label}):
             with contextlib.suppress(Exception):  # the engine is removing it already
                 container.remove(force=True)
         self._client.close()

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from trainer.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -107,7 +108,10 @@ def _execute(work: _Run) -> BaseException | None:
 
     package = work.folder / "pipeline.yaml"
     compile_pipeline(work.config, package)
-    pipeline = components.load_component_from_text(work.tasks.adapted(package.read_text(encoding="utf-8")))
+    document, *others = yaml.safe_load_all(package.read_text(encoding="utf-8"))
+    _drop_retries(document)
+    work.tasks.adapt(document)
+    pipeline = components.load_component_from_text(yaml.safe_dump_all([document, *others]))
     environment = {
         "TRIREME_EVENTS": "1",
         "TRIREME_RUN_DIR": str(work.folder),
@@ -133,6 +137,13 @@ def _execute(work: _Run) -> BaseException | None:
             work.output.close()
             shutil.rmtree(work.folder / "tmp", ignore_errors=True)
     return None
+
+
+def _drop_retries(document: dict[str, Any]) -> None:
+    """On a person's own machine a failing task fails at once; the pauses between tries are for clusters."""
+    for component in [document["root"], *document["components"].values()]:
+        for task in component.get("dag", {}).get("tasks", {}).values():
+            task.pop("retryPolicy", None)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
 from trainer.devices import REQUEST_VARIABLE
 
 _SHELLS = ("sh", "dash", "bash")  # kfp's shell would die of the signal and leave the task behind
@@ -22,13 +21,11 @@ class Processes:
     signals = (signal.SIGTERM,)
     remark = None
 
-    def adapted(self, pipeline: str) -> str:
-        """The compiled pipeline without its request for GPUs: a training takes those that this machine has, be it none."""
-        first, *others = yaml.safe_load_all(pipeline)
-        for executor in first["deploymentSpec"]["executors"].values():
+    def adapt(self, pipeline: dict[str, Any]) -> None:
+        """Takes the request for GPUs out: a training takes those that this machine has, be it none."""
+        for executor in pipeline["deploymentSpec"]["executors"].values():
             container = executor["container"]
             container["env"] = [entry for entry in container.get("env", []) if entry["name"] != REQUEST_VARIABLE]
-        return yaml.safe_dump_all([first, *others])
 
     def runner(self, _: Mapping[str, str]) -> Any:
         """kfp's runner; the children inherit this process's variables."""
