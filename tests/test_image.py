@@ -151,6 +151,8 @@ def test_words_go_to_the_trainer_and_programs_are_left_alone(call):
     absent = call("train", "absent.yaml", "--examples", "here", "--output", "there")
     assert absent.returncode == EXIT_BAD_INPUT
     assert "absent.yaml" in absent.stderr
+    assert call("export").returncode == EXIT_BAD_INPUT  # a step without its arguments, and a word of the shell
+    assert call("/bin/echo", "a").stdout == call("echo", "a").stdout == "a\n"
     # The way kfp starts a component.
     program = call("sh", "-ec", 'echo "$0|$1|$2"; exit 7', "first", "two words", "--third")
     assert (program.returncode, program.stdout) == (7, "first|two words|--third\n")
