@@ -55,9 +55,10 @@ image-test: $(VENV)/installed
 	$(MAKE) image VARIANT=cpu
 	$(BIN)/python -m pytest -m image
 
-# Asks PyPI's database of vulnerabilities about each pinned package; installs and resolves nothing.
+# Asks PyPI's database of vulnerabilities about each pinned package; installs and resolves nothing. Fails where a package
+# is vulnerable, and where the index keeps no such database, as mirrors do.
 audit: $(VENV)-image/installed
-	$(VENV)-image/bin/pip-audit --disable-pip --require-hashes --requirement requirements/$(VARIANT).txt
+	$(VENV)-image/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements/$(VARIANT).txt
 
 $(VENV)-image/installed: requirements/image.txt
 	$(PYTHON) -m venv $(VENV)-image
