@@ -1,14 +1,20 @@
 """Component: an evaluation into a verdict."""
 
 from kfp import dsl
-from kfp.dsl import HTML, Artifact, Input, Model, Output
+from kfp.dsl import HTML, Artifact, Input, Markdown, Model, Output
 
 
 @dsl.component(base_image="trireme", install_kfp_package=False)
 def judge_model(
-    evaluate: str, model: Input[Model], evaluation: Input[Artifact], verdict: Output[Artifact], report: Output[HTML]
+    evaluate: str,
+    model: Input[Model],
+    evaluation: Input[Artifact],
+    serving_check: Input[Artifact],
+    verdict: Output[Artifact],
+    report: Output[HTML],
+    summary: Output[Markdown],
 ) -> bool:
     """Applies the thresholds, writes verdict and report, and answers whether the model is blessed."""
     from trainer import tasks
 
-    return tasks.judge_model(evaluate, model, evaluation, verdict, report)
+    return tasks.judge_model(evaluate, model, evaluation, serving_check, verdict, report, summary)

@@ -18,11 +18,14 @@ from trainer.config import (
     Problem,
     PushConfig,
     Section,
+    ServingConfig,
     TrainConfig,
+    ValidateConfig,
     parse,
     text,
 )
 from trainer.config_file import override, read_config_file
+from trainer.metric_names import ALL, names_of
 
 _Quantity = text(r"\d+(\.\d+)?(m|[kMGTPE]i?)?", "a Kubernetes quantity such as 4, 500m or 16Gi")
 
@@ -70,10 +73,15 @@ class Config(Section):
     """Decides the order of the records, the first weights and every epoch's order."""
     data: DataConfig = DataConfig()
     """Where the examples come from and how they are prepared."""
+    validate_data: ValidateConfig | None = None
+    """How the prepared data is looked at before anything is trained on it. None: it is not, and the pipeline has no such
+    step."""
     train: TrainConfig = TrainConfig()
     """The model, its optimizer, and how the training goes."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """How the model is measured and what it has to reach."""
+    serving: ServingConfig = ServingConfig()
+    """What the exported model must do where it will serve."""
     push: PushConfig = PushConfig()
     """Where a blessed model goes."""
     cluster: ClusterConfig = ClusterConfig()
@@ -87,6 +95,7 @@ class Config(Section):
                 for problem in section.problems():
                     yield problem._replace(path=f"{name}.{problem.path}")
         train, cluster = self.train, self.cluster
+        yield from self._task_problems()
         gpus = cluster.accelerator.count if cluster.accelerator else 0
         if gpus > 1 and train.strategy in ("default", "one_device"):
             yield Problem(
@@ -104,6 +113,30 @@ class Config(Section):
                 train.early_stopping.model_dump(),
                 "needs a validation split, and data.splits.validation is null",
             )
+
+    def _task_problems(self) -> Iterator[Problem]:
+        """Settings of classes where the label is a number, and the other way round, as far as `data.task` says it."""
+        if self.data.task is None:
+            return
+        train, task = self.train, self.data.task
+        other = "accuracy" if task == "regression" else "mean_absolute_error"
+        watched = [("keep_best", train.keep_best)]
+        if train.early_stopping is not None:
+            watched.append(("early_stopping.metric", train.early_stopping.metric))
+        for key, metric in watched:
+            if metric == other:
+                yield Problem(f"train.{key}", metric, f"is no metric of {task} (data.task)")
+        of_this_task = (*names_of(task, self.evaluate.quantiles), *self.evaluate.own_metrics)
+        for path, thresholds in self.evaluate.thresholds_by_path():
+            for metric in thresholds:
+                if metric in ALL and metric not in of_this_task:
+                    yield Problem(f"evaluate.{path}", metric, f"is no metric of {task} (data.task)")
+        if task == "regression":
+            for key in ("class_weights", "label_smoothing"):
+                if getattr(train, key):
+                    yield Problem(
+                        f"train.{key}", getattr(train, key), "belongs to classes, and data.task is regression"
+                    )
 
 
 def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:

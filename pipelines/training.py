@@ -1,4 +1,4 @@
-"""Configuration → Kubeflow pipeline: prepare → train → evaluate → judge → (blessed) push, and an exit task.
+"""Configuration → Kubeflow pipeline: prepare (→ validate) → train → evaluate, check → judge → (blessed) push; an exit task.
 
 compile_pipeline(config, Path("digits.yaml"))      # the same configuration gives the same bytes
 """
@@ -7,13 +7,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from components.check_serving import check_serving
 from components.evaluate_model import evaluate_model
 from components.judge_model import judge_model
 from components.prepare_data import prepare_data
 from components.push_model import push_model
 from components.record_outcome import record_outcome
 from components.train_model import train_model
+from components.validate_data import validate_data
 from kfp import compiler, dsl
+from trainer.data.schema import read_schema
 from trainer.devices import REQUEST_VARIABLE
 from trainer.errors import BadInput
 
@@ -27,12 +30,14 @@ def build_pipeline(config: Config) -> Any:
     step's inputs, which are its cache key, hold nothing but what the step depends on.
     """
     places = places_of(config)
+    expected = _schema_text(config)
 
-    @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.name}")
+    @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.subject}")
     def training(
         data: str = config.data.to_json(),
         train: str = config.train.to_json(),
         evaluate: str = config.evaluate.to_json(),
+        serving: str = config.serving.to_json(),
         push: str = config.push.to_json(),
         seed: int = config.seed,
         root: str = places.get("root"),
@@ -43,6 +48,18 @@ def build_pipeline(config: Config) -> Any:
         with dsl.ExitHandler(outcome):
             prepared = prepare_data(data=data, seed=seed, root=root)
             trained = train_model(train=train, seed=seed, name=name, root=root, examples=prepared.outputs["examples"])
+            validated = []
+            if config.validate_data is not None:
+                validated.append(
+                    validate_data(
+                        validate=config.validate_data.to_json(),
+                        schema=expected,
+                        name=name,
+                        registry=registry,
+                        examples=prepared.outputs["examples"],
+                    )
+                )
+                trained.after(*validated)
             measured = evaluate_model(
                 evaluate=evaluate,
                 name=name,
@@ -50,25 +67,39 @@ def build_pipeline(config: Config) -> Any:
                 examples=prepared.outputs["examples"],
                 model=trained.outputs["model"],
             )
+            checked = check_serving(serving=serving, model=trained.outputs["model"])
             judged = judge_model(
-                evaluate=evaluate, model=trained.outputs["model"], evaluation=measured.outputs["evaluation"]
+                evaluate=evaluate,
+                model=trained.outputs["model"],
+                evaluation=measured.outputs["evaluation"],
+                serving_check=checked.outputs["serving_check"],
             )
             with dsl.If(judged.outputs["Output"] == True, name="blessed"):  # noqa: E712 - becomes a CEL expression
                 pushed = push_model(
                     push=push,
+                    evaluate=evaluate,
                     name=name,
                     registry=registry,
+                    examples=prepared.outputs["examples"],
                     model=trained.outputs["model"],
                     evaluation=measured.outputs["evaluation"],
+                    serving_check=checked.outputs["serving_check"],
                     verdict=judged.outputs["verdict"],
                 )
-        for task in (prepared, trained, measured, judged, pushed, outcome):
+        for task in (prepared, *validated, trained, measured, checked, judged, pushed, outcome):
             task.set_container_image(config.cluster.image)
-        for task in (prepared, trained, measured, pushed):
+        for task in (prepared, trained, measured, checked, pushed):
             _retry(task, config.cluster)
         for task in (prepared, trained):
             task.set_caching_options(config.cluster.cache)
-        for task in (measured, judged, pushed, outcome):  # these depend on the champion, which no cache key holds
+        for task in (
+            *validated,
+            measured,
+            checked,
+            judged,
+            pushed,
+            outcome,
+        ):  # these depend on the champion, which no cache key holds
             task.set_caching_options(False)
         _give_resources(trained, config.cluster)
 
@@ -97,6 +128,23 @@ def places_of(config: Config, root: str | None = None) -> dict[str, str]:
     root = root or config.cluster.pipeline_root
     registry = config.push.registry or (f"{root.rstrip('/')}/models" if root else None)
     return {key: value for key, value in (("root", root), ("registry", registry)) if value}
+
+
+def _schema_text(config: Config) -> str:
+    """The content of `validate_data.schema_file`, which no container could open; empty where there is none.
+
+    Raises:
+        BadInput: It cannot be read, or is no schema.
+    """
+    if config.validate_data is None or config.validate_data.schema_file is None:
+        return ""
+    file = Path(config.validate_data.schema_file)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8"
+        raise BadInput(f"validate_data.schema_file = {file}: cannot be read: {reason}") from None
+    return read_schema(text, path=str(file)).to_text()
 
 
 def _retry(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:

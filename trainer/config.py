@@ -8,6 +8,7 @@ Kubeflow Pipelines turns the integers of a dictionary into floats.
 """
 
 import difflib
+import itertools
 import json
 import math
 import pkgutil
@@ -19,6 +20,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
+from trainer import metric_names
 from trainer.errors import BadInput
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -75,7 +77,12 @@ S = TypeVar("S", bound=Section)
 
 
 class Splits(Section):
-    """Which examples train, validate and test; each is a split expression of TensorFlow Datasets."""
+    """Which examples train, validate and test.
+
+    For `tfds` each is a split expression of TensorFlow Datasets. For the other sources all are shares of the whole that
+    add up to 100 (`80%`), or all are patterns of files under `data.path` (`train/*.csv`; for `image_folder` the folder
+    that holds the classes).
+    """
 
     train: str = "train[:90%]"
     """Examples that the weights are fitted to."""
@@ -83,46 +90,188 @@ class Splits(Section):
     """Examples that are looked at after each epoch, to choose the best weights. None: there are none."""
     test: str = "test"
     """Examples that nothing but the evaluation sees."""
+    by: str | None = None
+    """A column whose equal values never fall into two splits, such as a person's number; goes with shares.
+    None: shares are cut by position."""
 
-    def problems(self) -> Iterator[Problem]:
-        """Split expressions that cannot be read."""
-        for key in ("train", "validation", "test"):
-            expression = getattr(self, key)
-            if expression is not None and (rule := _split_fault(expression)):
-                yield Problem(key, expression, rule)
+    def named(self) -> dict[str, str]:
+        """What was given for each split that there is."""
+        given = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: value for name, value in given.items() if value is not None}
+
+    def shares(self) -> dict[str, int]:
+        """Percent by split, where shares were given; otherwise empty."""
+        found = {name: _SHARE.fullmatch(value) for name, value in self.named().items()}
+        return {name: int(match[1]) for name, match in found.items() if match} if all(found.values()) else {}
+
+
+_SHARE = re.compile(r"(\d{1,3})%")
+SourceName = Literal["tfds", "image_folder", "csv", "tsv", "jsonl", "parquet", "tfrecord"]
+KindName = Literal["image", "number", "category", "text"]
+
+
+class RecordFeature(Section):
+    """How one feature stands in the `tf.Example` records of a `tfrecord` source."""
+
+    type: Literal["int64", "float32", "bytes"]
+    """The list of the example that holds it."""
+    shape: tuple[PositiveInt, ...] = ()
+    """Shape of its value; empty for a single one. Of an image, height, width and channels."""
+    encoded: bool = False
+    """An image only: the bytes are a JPEG, PNG or another image file, not the pixels themselves."""
 
 
 class DataConfig(Section):
     """Where the examples come from and how they are prepared."""
 
-    source: Literal["tfds"] = "tfds"
-    """`tfds`: a TensorFlow Datasets builder."""
-    name: text(r"[\w.-]+(/[\w.-]+)?(:(\d+\.\d+\.\d+|\*))?", "builder, builder/config or builder:1.0.0") = "digits"
-    """Builder, configuration and version: `digits`, `mnist`, `imagenet_resized/8x8`, `cifar10:3.0.2`."""
+    source: SourceName = "tfds"
+    """`tfds`: a TensorFlow Datasets builder. `image_folder`: a folder a class. `csv`, `tsv`, `jsonl`, `parquet`: tables.
+    `tfrecord`: files of `tf.Example`."""
+    name: text(
+        r"[\w.-]+(/[\w.-]+)?(:(\d+\.\d+\.\d+|\*))?|[A-Za-z_][\w.]*:[A-Za-z_]\w*",
+        "builder, builder/config or builder:1.0.0, or package.module:Class",
+    ) = "digits"
+    """`tfds` only: builder, configuration and version (`digits`, `mnist`, `imagenet_resized/8x8`, `cifar10:3.0.2`), or
+    your own builder as `package.module:Class`."""
+    path: str | None = None
+    """The other sources: a folder, a file or a pattern of files, here or as `gs://…`. `tfds`: the folder of a prepared
+    version, such as `/data/mnist/3.0.1`, in place of `name`."""
     data_dir: str | None = None
-    """Folder with builders that were prepared before, and where new ones are put. None: TFDS's own default."""
+    """`tfds` only: folder with builders that were prepared before, and where new ones are put. None: TFDS's default."""
     download: bool = True
-    """Whether preparation may fetch the dataset from its source when it is not in `data_dir`."""
+    """`tfds` only: whether preparation may fetch the dataset from its source when it is not in `data_dir`."""
     splits: Splits = Splits()
     """Which examples train, validate and test."""
-    image_key: str | None = None
-    """The feature that holds the image. None: the builder's supervised input."""
+    input_keys: list[str] | None = None
+    """The features that the model is given. None: the builder's supervised input; of a table, every column but the
+    label, the weight and `splits.by`."""
     label_key: str | None = None
-    """The feature that holds the class label. None: the builder's supervised target."""
+    """The feature that is to be told. None: the builder's supervised target; an image folder's classes."""
+    weight_key: str | None = None
+    """A number in each record that multiplies its loss in training. None: every example weighs the same."""
+    kinds: dict[str, KindName] = {}
+    """What a feature is taken for, where its type leaves a choice: `{zip_code: category, title: text}`. A text column
+    taken for an `image` holds the image file's path, from the table's own folder."""
+    record_features: dict[str, RecordFeature] = {}
+    """`tfrecord` only: the features of the records, label and weight among them."""
+    task: Literal["classification", "regression"] | None = None
+    """What is to be told: one of several classes, or a number. None: the label's type decides."""
+    missing_values: list[str] = ["", "NA", "N/A", "NaN", "nan", "NULL", "null"]
+    """`csv` and `tsv` only: what stands for a value that is not there."""
     image_size: tuple[PositiveInt, PositiveInt] | None = None
-    """Height and width in pixels that every image is resized to. None: the builder's own size, which must be fixed."""
+    """Height and width in pixels that every image is resized to. None: their own size, which must be the same for all."""
+    image_channels: Literal[1, 3] | None = None
+    """Grey or colour, for images that are read from files. None: colour; `tfds` keeps the builder's own."""
+    on_bad_record: Literal["fail", "skip"] = "fail"
+    """What becomes of a record that cannot be used: it ends the preparation, or it is left out and counted."""
+    max_bad_records: PositiveInt = 100
+    """With `skip`: more bad records than this end the preparation after all."""
+    shard_bytes: PositiveInt = 64 * 1024**2
+    """About how large one file of the prepared dataset becomes."""
+    min_shards: PositiveInt = 1
+    """Fewest files a split is written to, so that as many workers can each take their own."""
+
+    @property
+    def subject(self) -> str:
+        """What the examples are called in a sentence."""
+        return self.path or self.name
 
     def problems(self) -> Iterator[Problem]:
-        """Nothing beyond the splits'."""
-        for problem in self.splits.problems():
-            yield problem._replace(path=f"splits.{problem.path}")
+        """Settings that do not belong to the source, and splits that cannot be read."""
+        given = self.splits.named()
+        if self.source == "tfds":
+            for key, value in given.items():
+                if rule := _split_fault(value):
+                    yield Problem(f"splits.{key}", value, rule)
+            if self.splits.by is not None:
+                yield Problem("splits.by", self.splits.by, "goes with shares of files, and source is tfds")
+        else:
+            yield from self._file_problems(given)
+        if self.source != "tfrecord" and self.record_features:
+            yield Problem("record_features", sorted(self.record_features), "belongs to source tfrecord")
+        if self.image_channels is not None and self.source == "tfds":
+            yield Problem("image_channels", self.image_channels, "a builder's images keep their own channels")
+        if self.label_key is not None and self.label_key in (self.input_keys or []):
+            yield Problem("label_key", self.label_key, "is among input_keys, and the model would only copy it")
+
+    def _file_problems(self, given: dict[str, str]) -> Iterator[Problem]:
+        if self.path is None:
+            yield Problem("path", None, f"source {self.source} needs a folder, a file or a pattern of files")
+        shares, percents = self.splits.shares(), [name for name, value in given.items() if _SHARE.fullmatch(value)]
+        for name, value in given.items():
+            if "[" in value and self.splits == Splits(by=self.splits.by):
+                yield Problem(f"splits.{name}", value, "must be a share such as 80%, or a pattern of files under path")
+            elif percents and not shares and name not in percents:
+                yield Problem(f"splits.{name}", value, f"must be a share, because {percents[0]} is one")
+        if shares and sum(shares.values()) != 100:
+            yield Problem("splits", shares, "shares must add up to 100 %")
+        for name in (name for name, share in shares.items() if share == 0):
+            yield Problem(f"splits.{name}", "0%", "holds no examples")
+        if self.splits.by is not None and not shares:
+            yield Problem("splits.by", self.splits.by, "goes with shares, and the splits are patterns of files")
+        if self.source == "image_folder":
+            for key in ("label_key", "weight_key", "input_keys"):
+                if getattr(self, key) is not None:
+                    yield Problem(
+                        key, getattr(self, key), "an image folder holds images and classes, nothing to choose"
+                    )
+            if self.splits.by is not None:
+                yield Problem("splits.by", self.splits.by, "an image folder has no columns")
+            if self.task == "regression":
+                yield Problem("task", self.task, "an image folder's labels are classes; put numbers into a table")
+        elif self.label_key is None:
+            yield Problem("label_key", None, f"source {self.source} needs the name of what is to be told")
+        if self.source == "tfrecord" and not self.record_features:
+            yield Problem("record_features", {}, "source tfrecord needs the features of its records")
+        if self.source == "tfrecord":
+            yield from self._record_problems()
+
+    def _record_problems(self) -> Iterator[Problem]:
+        for setting, keys in (
+            ("label_key", [self.label_key]),
+            ("weight_key", [self.weight_key]),
+            ("splits.by", [self.splits.by]),
+            ("input_keys", self.input_keys or []),
+            ("kinds", list(self.kinds)),
+        ):
+            for key in keys:
+                if key is not None and key not in self.record_features and self.record_features:
+                    yield Problem(setting, key, "is not in record_features")
+        for name, feature in self.record_features.items():
+            if feature.encoded and self.kinds.get(name) != "image":
+                yield Problem(f"record_features.{name}.encoded", True, f"only an image is; set kinds.{name} to image")
+
+
+CheckName = Literal["type", "presence", "range", "new_values", "drift", "skew", "few_examples", "leakage"]
+
+
+class ValidateConfig(Section):
+    """How the prepared data is looked at before anything is trained on it."""
+
+    schema_file: str | None = None
+    """JSON file with what is expected, which you keep beside your configuration; read when the pipeline is compiled. Each
+    prepared dataset holds one to begin with, `schema.json`. None: that of the data the champion was trained on."""
+    severities: dict[CheckName, Literal["error", "warning", "off"]] = {}
+    """How grave a finding is; `error` ends the run. By default `type` and `presence` are errors, and the others are
+    warnings: `range`, `new_values`, `drift` (from the champion's data), `skew` (between splits), `few_examples` and
+    `leakage`."""
+    category_distance: Literal["l_infinity", "jensen_shannon"] = "l_infinity"
+    """How distributions of categories and classes are compared."""
+    number_distance: Literal["kolmogorov_smirnov", "jensen_shannon"] = "kolmogorov_smirnov"
+    """How distributions of numbers, text lengths and pixels are compared."""
+    drift_threshold: Fraction = 0.1
+    """Largest distance of the train split from the data that the champion was trained on."""
+    skew_threshold: Fraction = 0.1
+    """Largest distance of the other splits from the train split."""
+    min_examples_per_class: PositiveInt = 10
+    """Fewest examples that each class has in each split."""
 
 
 class EarlyStopping(Section):
     """End the training when the validation no longer improves."""
 
-    metric: Literal["loss", "accuracy"] = "loss"
-    """The validation metric that is watched."""
+    metric: Literal["loss", "accuracy", "mean_absolute_error"] = "loss"
+    """The validation metric that is watched: `accuracy` of classes, `mean_absolute_error` of numbers."""
     patience_epochs: PositiveInt = 5
     """Epochs without an improvement after which the training ends."""
     min_delta: Annotated[float, Field(ge=0.0)] = 0.0
@@ -138,6 +287,15 @@ class LearningRateSchedule(Section):
     """Steps over which the rate grows from 0 in a straight line."""
     final_fraction: Fraction = 0.0
     """What is left of the learning rate at the last step, as a fraction (not for `constant`)."""
+
+
+class Augmentation(Section):
+    """One random change of the training images: a Keras layer and its arguments."""
+
+    layer: text(r"Random[A-Za-z]+", "the name of one of Keras's Random… layers")
+    """Name of a Keras layer, such as `RandomFlip`, `RandomTranslation` or `RandomRotation`."""
+    args: dict[str, Any] = {}
+    """Its keyword arguments, such as `{mode: horizontal}`."""
 
 
 class TrainConfig(Section):
@@ -161,8 +319,11 @@ class TrainConfig(Section):
     """How the learning rate changes from step to step."""
     label_smoothing: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Probability mass that is spread evenly over all classes."""
-    class_weights: dict[str, Annotated[float, Field(ge=0.0)]] = {}
-    """Weight of an example's loss by its class name; a class that is not named weighs 1."""
+    class_weights: dict[str, Annotated[float, Field(ge=0.0)]] | Literal["balanced"] = {}
+    """Weight of an example's loss by its class name; a class that is not named weighs 1. `balanced`: each class weighs
+    the same in all, whatever its number of examples."""
+    augmentation: list[Augmentation] = []
+    """Random changes of the images, in this order, while training and never when the model answers."""
     clip_value: PositiveFloat | None = None
     """Clip every gradient element to ± this, after the replicas' gradients were added."""
     clip_norm: PositiveFloat | None = None
@@ -175,7 +336,7 @@ class TrainConfig(Section):
     """Decay of an exponential moving average of the weights, which is then evaluated and exported. None: none is kept."""
     early_stopping: EarlyStopping | None = None
     """End the training when the validation no longer improves. None: all epochs are trained."""
-    keep_best: Literal["loss", "accuracy"] | None = "loss"
+    keep_best: Literal["loss", "accuracy", "mean_absolute_error"] | None = "loss"
     """Export the weights of the epoch with the best validation value of this metric. None: those of the last epoch."""
     strategy: Literal["default", "one_device", "mirrored"] = "default"
     """The `tf.distribute` strategy."""
@@ -232,16 +393,61 @@ class Threshold(Section):
     value_threshold: float | None = None
     """The value itself must be at least (for a loss: at most) this."""
     change_threshold: float | None = None
-    """The value must be better than the champion's by at least this; negative allows it to be that much worse.
-    Without a champion this rule does not apply."""
+    """The value must be better than the champion's on the same examples by at least this; negative allows it to be that
+    much worse. Without a champion this rule does not apply."""
+    relative: bool = False
+    """Whether `change_threshold` is a fraction of the champion's value rather than a difference in the metric's units."""
+    confidence: Literal["estimate", "bound"] = "estimate"
+    """What decides: the value that was found, or the unfavourable end of its interval (`evaluate.confidence_level`), so
+    that chance alone does not bless."""
 
     def problems(self) -> Iterator[Problem]:
-        """A threshold that asks for nothing."""
+        """A threshold that asks for nothing, or says how to read what is not there."""
         if self.value_threshold is None and self.change_threshold is None:
             yield Problem("value_threshold", None, "a threshold needs value_threshold, change_threshold or both")
+        elif self.relative and self.change_threshold is None:
+            yield Problem("relative", True, "says how change_threshold is meant, and there is none")
 
 
-MetricName = Literal["accuracy", "loss", "macro_precision", "macro_recall", "macro_f1", "roc_auc"]
+class Slicing(Section):
+    """A way to take the test split apart, and what each of its slices must reach."""
+
+    by: Annotated[list[str], Field(max_length=4)] = []
+    """Features whose values make the slices; several make crosses. The label's name slices by class."""
+    bins: dict[str, Annotated[list[float], Field(min_length=1)]] = {}
+    """Edges, growing, that cut a number of `by` into ranges: `{age: [18, 65]}` makes three."""
+    function: str | None = None
+    """Your own instead, as `package.module:function`: it takes features by name [n, …] and labels [n], and gives a name
+    for the slice of each example, or None for those that are in none."""
+    thresholds: dict[str, Threshold] = {}
+    """What each slice must reach, by metric, besides the thresholds for the whole split."""
+
+    def problems(self) -> Iterator[Problem]:
+        """A slicing by nothing, by two things at once, or with edges that do not grow."""
+        if bool(self.by) == bool(self.function):
+            yield Problem("by", self.by, "a slicing needs either by or function")
+        for name, edges in self.bins.items():
+            if name not in self.by:
+                yield Problem(f"bins.{name}", edges, "is not among by")
+            elif any(low >= high for low, high in itertools.pairwise(edges)):
+                yield Problem(f"bins.{name}", edges, "edges must grow")
+        if self.function is not None and not _IMPORT_PATH.fullmatch(self.function):
+            yield Problem("function", self.function, "must be package.module:function")
+
+
+class OwnMetric(Section):
+    """A metric of your own."""
+
+    function: str
+    """As `package.module:function`: it takes labels [n] (class indices or numbers) and answers (probabilities
+    [n, classes] or numbers [n]), and gives one number."""
+    lower_is_better: bool = False
+    """Which way is better."""
+
+    def problems(self) -> Iterator[Problem]:
+        """A function that cannot be named."""
+        if not _IMPORT_PATH.fullmatch(self.function):
+            yield Problem("function", self.function, "must be package.module:function")
 
 
 class EvaluateConfig(Section):
@@ -249,21 +455,81 @@ class EvaluateConfig(Section):
 
     batch_size: PositiveInt = 256
     """Examples per call of the exported model; no metric depends on it."""
-    thresholds: dict[MetricName, Threshold] = {
-        "accuracy": Threshold(value_threshold=0.5, change_threshold=0.0),
-    }
-    """What each named metric must reach for the model to be blessed."""
+    thresholds: dict[str, Threshold] | None = None
+    """What each named metric must reach for the model to be blessed. None: accuracy (of numbers: mean_absolute_error)
+    must be no worse than the champion's."""
+    slices: list[Slicing] = []
+    """Ways to take the test split apart."""
+    min_slice_examples: Annotated[int, Field(ge=2)] = 30
+    """Slices with fewer examples are shown and not judged."""
+    confidence_level: Annotated[float, Field(ge=0.5, le=0.999)] = 0.95
+    """How often an interval holds the true value."""
+    accept_new_baseline: bool = False
+    """Whether a champion that cannot be measured on this data (other features or classes) may be replaced all the same;
+    then only value thresholds decide."""
+    top_k: PositiveInt = 5
+    """`top_k_accuracy` counts an example whose class is among so many most probable ones."""
+    quantiles: list[Annotated[float, Field(gt=0.0, lt=1.0)]] = []
+    """Quantiles of which the pinball loss is measured, as `pinball_0.9`; for labels that are numbers."""
+    own_metrics: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], OwnMetric] = {}
+    """Metrics of your own by name."""
     num_mistakes: Annotated[int, Field(ge=0, le=100)] = 24
     """How many of the worst mistakes the report shows."""
 
+    def lower_is_better(self, metric: str) -> bool:
+        """Whether the smaller value of a metric, perhaps one's own, is the better one."""
+        own = self.own_metrics.get(metric)
+        return own.lower_is_better if own else metric_names.lower_is_better(metric)
+
     def problems(self) -> Iterator[Problem]:
-        """Thresholds that no model can reach or miss."""
-        for metric, threshold in self.thresholds.items():
+        """Thresholds that no model can reach or miss, and metrics that do not exist."""
+        for name, metric in self.own_metrics.items():
+            if name in metric_names.ALL or name.startswith("pinball"):
+                yield Problem(f"own_metrics.{name}", metric.function, "is the name of a metric that is there already")
+            for problem in metric.problems():
+                yield problem._replace(path=f"own_metrics.{name}.{problem.path}")
+        for index, slicing in enumerate(self.slices):
+            for problem in slicing.problems():
+                yield problem._replace(path=f"slices.{index}.{problem.path}")
+        for path, thresholds in self.thresholds_by_path():
+            yield from self._threshold_problems(path, thresholds)
+
+    def thresholds_by_path(self) -> Iterator[tuple[str, dict[str, Threshold]]]:
+        """Those of the whole split and of each slicing, with their place in this section."""
+        yield "thresholds", self.thresholds or {}
+        for index, slicing in enumerate(self.slices):
+            yield f"slices.{index}.thresholds", slicing.thresholds
+
+    def _threshold_problems(self, path: str, thresholds: dict[str, Threshold]) -> Iterator[Problem]:
+        known = [*metric_names.ALL, *map(metric_names.pinball_name, self.quantiles), *self.own_metrics]
+        for metric, threshold in thresholds.items():
+            if metric not in known:
+                rule = f"must be one of {', '.join(known)}" + suggestion(metric, known)
+                yield Problem(f"{path}.{metric}", threshold.model_dump(exclude_defaults=True), rule)
             for problem in threshold.problems():
-                yield problem._replace(path=f"thresholds.{metric}.{problem.path}")
+                yield problem._replace(path=f"{path}.{metric}.{problem.path}")
             value = threshold.value_threshold
-            if metric != "loss" and value is not None and not 0.0 <= value <= 1.0:
-                yield Problem(f"thresholds.{metric}.value_threshold", value, f"{metric} lies between 0 and 1")
+            if metric_names.is_fraction(metric) and value is not None and not 0.0 <= value <= 1.0:
+                yield Problem(f"{path}.{metric}.value_threshold", value, f"{metric} lies between 0 and 1")
+
+
+class ServingConfig(Section):
+    """What the export must do in a fresh process with nothing but TensorFlow, before it may be promoted."""
+
+    tolerance: PositiveFloat = 1e-5
+    """Largest difference from the trainer's own answers: of probabilities as they are, of numbers over 1 relative."""
+    num_requests: Annotated[int, Field(ge=20)] = 200
+    """Requests of one example that are timed."""
+    max_load_secs: PositiveFloat = 60.0
+    """Longest time to load the model, the import of TensorFlow not counted."""
+    max_p50_ms: PositiveFloat | None = None
+    """Longest time that half of the requests of one example may take. None: no limit."""
+    max_p99_ms: PositiveFloat | None = 1000.0
+    """Longest time that 99 of 100 requests of one example may take. None: no limit."""
+    max_memory_bytes: PositiveInt = 4 * 1024**3
+    """Most memory that the process may take, TensorFlow's own half gigabyte included."""
+    timeout_secs: PositiveFloat = 600.0
+    """After this the check is ended and has failed."""
 
 
 class PushConfig(Section):

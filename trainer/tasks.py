@@ -15,8 +15,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.config import DataConfig, EvaluateConfig, PushConfig, TrainConfig, parse_json
-from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, TriremeError
+from trainer.config import (
+    DataConfig,
+    EvaluateConfig,
+    PushConfig,
+    ServingConfig,
+    TrainConfig,
+    ValidateConfig,
+    parse_json,
+)
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
 
@@ -55,9 +63,52 @@ def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
     manifest = prepare(parse_json(DataConfig, data, path="data"), seed, Path(examples.path), _local(root, "prepared"))
     examples.metadata.update(
         digest=manifest.digest,
+        task=manifest.task,
         num_classes=len(manifest.class_names),
         **{f"num_{name}_examples": split.num_examples for name, split in manifest.splits.items()},
     )
+
+
+@_task("validate-data")
+def validate_data(
+    validate: str, schema: str, name: str, registry: str, examples: Any, anomalies: Any, page: Any
+) -> None:
+    """Validate section, schema (may be empty) and dataset → `anomalies.json` and a page; an error ends the run."""
+    from trainer.data.manifest import read_manifest
+    from trainer.data.page import render_statistics
+    from trainer.data.prepare import sample
+    from trainer.data.schema import read_schema
+    from trainer.data.statistics import read_statistics
+    from trainer.data.validation import validate as find_anomalies
+    from trainer.evaluate import write_json
+    from trainer.registry_files import data_of
+
+    config = parse_json(ValidateConfig, validate, path="validate_data")
+    folder = Path(examples.path)
+    manifest = read_manifest(folder)
+    statistics = read_statistics(folder, manifest)
+    expected = read_schema(schema, path="schema") if schema else None
+    baseline = None
+    champions = Registry(registry, name)
+    if (champion := champions.champion()) is not None:
+        with tempfile.TemporaryDirectory() as staged:
+            kept = data_of(champions.fetch(champion.number, Path(staged) / "champion"))
+        if kept is not None:
+            expected, baseline = expected or kept[0], kept[1]
+    if expected is None:
+        say("there is no schema and no champion yet: only what the data tells of itself is looked at")
+    found = find_anomalies(config, manifest, statistics, expected, baseline)
+    Path(anomalies.path).mkdir(parents=True, exist_ok=True)
+    write_json(Path(anomalies.path) / "anomalies.json", [anomaly._asdict() for anomaly in found])
+    Path(page.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(page.path).write_text(
+        render_statistics(manifest, statistics, sample(folder, manifest), found), encoding="utf-8"
+    )
+    for anomaly in found:
+        say(f"{anomaly.severity}: {anomaly.check}: {anomaly}")
+    errors = [anomaly for anomaly in found if anomaly.severity == "error"]
+    if errors:
+        raise BadInput(f"the data is not what was expected ({len(errors)} errors): " + "; ".join(map(str, errors[:5])))
 
 
 @_task("train-model")
@@ -87,93 +138,133 @@ def evaluate_model(
 ) -> None:  # fmt: skip
     """Evaluate section, dataset and model → `evaluation.json` and Kubeflow's own metrics."""
     from trainer.evaluate import EVALUATION_FILE, write_json
-    from trainer.evaluate import evaluate as measure_model
 
     config = parse_json(EvaluateConfig, evaluate, path="evaluate")
-    champions = Registry(registry, name)
-    champion = champions.champion()
-    with tempfile.TemporaryDirectory() as staged:
-        baseline = None
-        if champion is not None:
-            say(f"measuring the champion, version {champion.number}, on the same examples")
-            baseline = (champion.number, champions.fetch(champion.number, Path(staged) / "champion"))
-        found = measure_model(config, Path(examples.path), Path(model.path), baseline)
+    found = _measured(config, Registry(registry, name), Path(examples.path), Path(model.path))
     folder = Path(evaluation.path)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / EVALUATION_FILE, found)
     for metric, value in found["metrics"].items():
         if value is not None:  # Kubeflow's metadata takes finite numbers only
             metrics.log_metric(metric, value)
-    classification_metrics.log_confusion_matrix(found["class_names"], found["confusion_matrix"])
-    curve = found["roc_micro"]
-    if curve["fpr"]:
+    if found["task"] == "classification":
+        classification_metrics.log_confusion_matrix(found["class_names"], found["confusion_matrix"])
+    curve = found.get("roc_micro")
+    if curve and curve["fpr"]:
         classification_metrics.log_roc_curve(curve["fpr"], curve["tpr"], curve["thresholds"])
     shown = ", ".join(f"{key} {value:.4f}" for key, value in found["metrics"].items() if value is not None)
     say(f"test, {found['num_examples']:,} examples: {shown}")
 
 
+@_task("check-serving")
+def check_serving(serving: str, model: Any, serving_check: Any) -> None:
+    """Serving section and model → `serving.json`: whether the export answers as it should where it will serve."""
+    from trainer.evaluate import write_json
+    from trainer.serving import SERVING_FILE
+    from trainer.serving import check_serving as check
+
+    config = parse_json(ServingConfig, serving, path="serving")
+    found = check(config, Path(model.path))
+    Path(serving_check.path).mkdir(parents=True, exist_ok=True)
+    write_json(Path(serving_check.path) / SERVING_FILE, found)
+    for finding in found["findings"]:
+        say(f"{'passed' if finding['passed'] else 'FAILED'}: {finding['check']}: {finding['message']}")
+
+
 @_task("judge-model")
-def judge_model(evaluate: str, model: Any, evaluation: Any, verdict: Any, report: Any) -> bool:
-    """Evaluate section and evaluation → the verdict with its reasons, the report, and whether the model is blessed."""
+def judge_model(
+    evaluate: str, model: Any, evaluation: Any, serving_check: Any, verdict: Any, report: Any, summary: Any
+) -> bool:
+    """Evaluate section, evaluation and serving check → the verdict, the report, and whether the model is blessed."""
     from trainer.evaluate import EVALUATION_FILE, write_json
     from trainer.provenance import provenance
-    from trainer.report import render
+    from trainer.report import markdown_summary, render
+    from trainer.serving import SERVING_FILE
     from trainer.verdict import VERDICT_FILE, judge
 
     config = parse_json(EvaluateConfig, evaluate, path="evaluate")
-    found = json.loads((Path(evaluation.path) / EVALUATION_FILE).read_text(encoding="utf-8"))
-    history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
-    summary = json.loads((Path(model.path) / "train.json").read_text(encoding="utf-8"))
-    decision = judge(config, found)
+    found = _read(evaluation, EVALUATION_FILE)
+    checked = _read(serving_check, SERVING_FILE)
+    decision = judge(config, found, checked)
     Path(verdict.path).mkdir(parents=True, exist_ok=True)
-    write_json(Path(verdict.path) / VERDICT_FILE, decision)
+    write_json(Path(verdict.path) / VERDICT_FILE, decision)  # first: whatever happens to the page, this is known
+    history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
+    training = _read(model, "train.json")
     page = render(
-        found, decision, history, {"training": summary, "evaluate": config.model_dump(mode="json")} | provenance()
+        found,
+        decision,
+        history,
+        {
+            "training": training,
+            "evaluate": config.model_dump(mode="json"),
+            "serving": checked.get("measured", {}),
+            "digests": decision["digests"],
+            **provenance(),
+        },
     )
-    Path(report.path).parent.mkdir(parents=True, exist_ok=True)
-    Path(report.path).write_text(page, encoding="utf-8")
+    for artifact, text in ((report, page), (summary, markdown_summary(found, decision))):
+        Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
+        Path(artifact.path).write_text(text, encoding="utf-8")
     say(f"{decision['verdict']}: " + "; ".join(decision["reasons"]))
     return decision["blessed"]
 
 
 @_task("push-model")
 def push_model(
-    push: str, name: str, registry: str, model: Any, evaluation: Any, verdict: Any, pushed_model: Any
-) -> None:
-    """A blessed model → the next version in the registry, and the champion."""
-    from trainer.evaluate import EVALUATION_FILE
+    push: str, evaluate: str, name: str, registry: str, examples: Any, model: Any, evaluation: Any,
+    serving_check: Any, verdict: Any, pushed_model: Any,
+) -> None:  # fmt: skip
+    """A blessed model → the next version in the registry, and the champion.
+
+    Where another run made a champion in the meantime, the model is judged again, against that one; if it is then not
+    blessed, its version stays in the registry and the champion stays the champion.
+    """
+    from trainer.evaluate import EVALUATION_FILE, write_json
+    from trainer.model_card import CARD_FILE, model_card
     from trainer.registry_files import version_folder
-    from trainer.verdict import VERDICT_FILE
+    from trainer.serving import SERVING_FILE
+    from trainer.verdict import VERDICT_FILE, judge
 
     config = parse_json(PushConfig, push, path="push")
-    decision = json.loads((Path(verdict.path) / VERDICT_FILE).read_text(encoding="utf-8"))
-    found = json.loads((Path(evaluation.path) / EVALUATION_FILE).read_text(encoding="utf-8"))
-    summary = json.loads((Path(model.path) / "train.json").read_text(encoding="utf-8"))
+    rules = parse_json(EvaluateConfig, evaluate, path="evaluate")
+    decision, found = _read(verdict, VERDICT_FILE), _read(evaluation, EVALUATION_FILE)
+    checked, training = _read(serving_check, SERVING_FILE), _read(model, "train.json")
     models = Registry(registry, name)
     with tempfile.TemporaryDirectory() as temporary:
         folder = version_folder(Path(model.path), Path(temporary) / "version")
-        version = models.publish(
-            folder,
-            {
-                "metrics": found["metrics"],
-                "verdict": decision,
-                "data_digest": found["data_digest"],
-                "training": summary,
-            },
-        )
-    try:
-        models.promote(version.number, decision["baseline_version"], "; ".join(decision["reasons"]))
-    except Conflict as error:
-        raise TriremeError(
-            f"version {version.number} was stored and not promoted: {error}; run again, so that it is judged against"
-            " the champion of now"
-        ) from error
-    models.retain(config.keep_versions)
+        card = model_card(name, found, decision, training, checked)
+        (folder / CARD_FILE).write_text(card, encoding="utf-8")
+        record = {
+            "metrics": found["metrics"],
+            "intervals": found["intervals"],
+            "verdict": decision,
+            "data_digest": found["data_digest"],
+            "model_digest": found["model_digest"],
+            "serving": checked.get("measured", {}),
+            "training": training,
+            "evaluate": rules.model_dump(mode="json"),
+            "run": os.environ.get("TRIREME_RUN_DIR") or os.environ.get("KFP_RUN_ID"),
+        }
+        version = models.publish(folder, record)
     Path(pushed_model.path).mkdir(parents=True, exist_ok=True)
-    (Path(pushed_model.path) / "version.json").write_text(
-        json.dumps({"name": name, "version": version.number, "uri": version.uri}) + "\n", encoding="utf-8"
-    )
-    pushed_model.metadata.update(version=version.number, registry_uri=version.uri)
+    while decision["blessed"]:
+        try:
+            models.promote(version.number, decision["baseline_version"], "; ".join(decision["reasons"]))
+            break
+        except Conflict as conflict:
+            say(f"{conflict}")
+            found = _measured(rules, models, Path(examples.path), Path(model.path))
+            decision = judge(rules, found, checked)
+            say(f"judged again: {decision['verdict']}: " + "; ".join(decision["reasons"]))
+            write_json(Path(pushed_model.path) / VERDICT_FILE, decision)
+            write_json(Path(pushed_model.path) / EVALUATION_FILE, found)
+    pushed_model.metadata.update(version=version.number, promoted=decision["blessed"], registry_uri=version.uri)
+    if not decision["blessed"]:
+        say(f"version {version.number} is kept and was not promoted: {version.uri}")
+        return
+    models.retain(config.keep_versions)
+    said = {"name": name, "version": version.number, "uri": version.uri, "digest": found["model_digest"]}
+    (Path(pushed_model.path) / "version.json").write_text(json.dumps(said) + "\n", encoding="utf-8")
     say(f"promoted: version {version.number} in {version.uri}")
 
 
@@ -185,6 +276,23 @@ def record_outcome(name: str, state: str, error_message: str, outcome: Any) -> N
     Path(outcome.path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     outcome.metadata.update(state=state)
     say(f"{name}: {state.lower()}" + (f": {error_message}" if error_message else ""))
+
+
+def _measured(config: EvaluateConfig, champions: Registry, examples: Path, model: Path) -> dict[str, Any]:
+    """The evaluation of a model, and of whoever is champion now."""
+    from trainer.evaluate import evaluate
+
+    champion = champions.champion()
+    with tempfile.TemporaryDirectory() as staged:
+        baseline = None
+        if champion is not None:
+            say(f"measuring the champion, version {champion.number}, on the same examples")
+            baseline = (champion.number, champions.fetch(champion.number, Path(staged) / "champion"))
+        return evaluate(config, examples, model, baseline)
+
+
+def _read(artifact: Any, name: str) -> dict[str, Any]:
+    return json.loads((Path(artifact.path) / name).read_text(encoding="utf-8"))
 
 
 def _local(root: str, folder: str) -> Path | None:

@@ -193,12 +193,12 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
         for file in sorted((work.folder / RECORDS_FOLDER).glob("*.json"))
     }
     artifacts = _artifacts(work.folder)
-    verdict = _read(artifacts.get("verdict"), "verdict.json")
-    evaluation = _read(artifacts.get("evaluation"), "evaluation.json")
-    if failure is None and (silent := _silent(work, records)):
-        failure = RuntimeError(
-            f"{silent} left no record of success"
-        )  # kfp takes a container that is gone for a success
+    # Where the champion changed meanwhile, the model was judged again, and that is what counts.
+    again = artifacts.get("pushed_model")
+    verdict = _read(again, "verdict.json") or _read(artifacts.get("verdict"), "verdict.json")
+    evaluation = _read(again, "evaluation.json") or _read(artifacts.get("evaluation"), "evaluation.json")
+    if failure is None and (silent := _silent(work, records)):  # kfp takes a container that is gone for a success
+        failure = RuntimeError(f"{silent} left no record of success")
     exit_code, message = _explained(work, records, failure)
     document = {
         "run_dir": str(work.folder),
@@ -276,8 +276,7 @@ def _shown_artifacts(work: _Run, artifacts: dict[str, Path]) -> dict[str, str | 
         shutil.copyfile(artifacts["report"], report)
         shown["report"] = str(report)
     pushed = _read(artifacts.get("pushed_model"), "version.json")
-    if pushed:
-        shown["pushed_model"] = pushed["uri"]
+    shown["pushed_model"] = pushed["uri"] if pushed else None
     return shown
 
 
