@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer import devices
 from trainer.atomic import aside
 from trainer.checkpoint import Checkpoints, State, identity
 from trainer.cluster import ClusterDescription, configure_collective_timeouts, describe, explain_lost_peer
@@ -90,6 +91,10 @@ def fit(
         workers = Consensus(strategy, description)
         seed_everything(config, seed)
         check_replicas(config, strategy.num_replicas_in_sync)
+        found = devices.look()
+        devices.check(found, strategy.num_replicas_in_sync // (description.num_workers if description else 1))
+        for line in devices.describe(found):
+            say(line)
 
         # 2. Data and model, tried on one batch.
         run = prepare_run(config, seed, examples, manifest, strategy, workers, clock)
