@@ -170,6 +170,12 @@ class StreamFeed:
             endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
             return parsed.prefetch(tf.data.AUTOTUNE).apply(endless)
 
+        resolver = strategy.cluster_resolver
+        if resolver is not None and resolver.cluster_spec() and num_replicas > 1:
+            workers = len(resolver.cluster_spec().as_dict().get("worker", []))
+            if workers == num_replicas:
+                # A worker with one replica needs nothing distributed, and its own iterator asks no peer for anything.
+                return iter(per_worker(tf.distribute.InputContext(workers, resolver.task_id, num_replicas)))
         return iter(strategy.distribute_datasets_from_function(per_worker))
 
     def _batches(self, epoch: int, start: int, batch_size: int) -> Any:
