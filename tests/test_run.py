@@ -179,7 +179,7 @@ def test_a_preempted_run_ends_with_143_and_the_next_one_goes_on(blessed, file):
 @pytest.mark.parametrize("moment", ["prepare-data …", "epoch 1/", "evaluate-model …"])
 def test_ctrl_c_names_the_task_and_leaves_nothing_half_written(blessed, file, moment):
     root = blessed[2]
-    epochs = "train.epochs=1500" if moment.startswith("epoch") else "train.epochs=1"
+    epochs = "train.epochs=1600" if moment.startswith("epoch") else "train.epochs=1"
     with started("run", file, "--root", root, "--set", epochs) as process:
         wait_for(process, moment)
         time.sleep(0.3)
