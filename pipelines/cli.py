@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trireme",
-        description="Prepare, train, evaluate and promote a TensorFlow model: one YAML file, on this machine or on Kubeflow.",
+        description="Prepare, train, evaluate and promote a TensorFlow model: one YAML file, here or on Kubeflow.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess",
                      help="how each task is run (default: %(default)s)")  # fmt: skip
     run.add_argument(
-        "--json", action="store_true", help="end standard output with the run's document as one line of JSON"
+        "--json", action="store_true", help="end standard output with the run's document as a line of JSON"
     )
     run.add_argument("--fail-unless-blessed", action="store_true", help="exit with 3 when the model is not blessed")
 

@@ -1,4 +1,4 @@
-"""Configuration → Kubeflow pipeline: prepare → train → evaluate → judge → (blessed) push, and an exit task that always runs.
+"""Configuration → Kubeflow pipeline: prepare → train → evaluate → judge → (blessed) push, and an exit task.
 
 compile_pipeline(config, Path("digits.yaml"))      # the same configuration gives the same bytes
 """

@@ -4,8 +4,8 @@
     state = checkpoints.restore()             # None: nothing to resume
     checkpoints.save(State(step=230, …))
 
-A checkpoint is a folder `step-00000230` with TensorFlow's files and `state.json`, which holds their digests; it is written
-beside its place and renamed. A damaged one is passed over, with a warning, for the one before it.
+A checkpoint is a folder `step-00000230` with TensorFlow's files and `state.json`, which holds their digests; it is
+written beside its place and renamed. A damaged one is passed over, with a warning, for the one before it.
 """
 
 import hashlib

@@ -3,9 +3,9 @@
     outcome = run(config, root=Path("output"), runner="subprocess", show=Display())
     outcome.document["verdict"], outcome.exit_code
 
-A run is a folder `<root>/runs/<name>-<time>-<four letters>` with the compiled `pipeline.yaml`, one log and one record a task,
-the artifacts as kfp lays them out, `report.html` and `run.json`. Prepared data, checkpoints and the registry stand beside the
-runs, under the root.
+A run is a folder `<root>/runs/<name>-<time>-<four letters>` with the compiled `pipeline.yaml`, one log and one record a
+task, the artifacts as kfp lays them out, `report.html` and `run.json`. Prepared data, checkpoints and the registry stand
+beside the runs, under the root.
 """
 
 import contextlib

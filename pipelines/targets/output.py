@@ -1,7 +1,8 @@
 """What a local run's tasks print: all of it into one log a task, the parts for people onto the screen.
 
-kfp's local runner writes everything to standard output. `TaskOutput` stands in its place, learns from kfp's own lines which
-task is running, and passes on what tasks say (events of `trainer.progress`) to a display: bars on a terminal, lines in a log.
+kfp's local runner writes everything to standard output. `TaskOutput` stands in its place, learns from kfp's own lines
+which task is running, and passes on what tasks say (events of `trainer.progress`) to a display: bars on a terminal, lines
+in a log.
 """
 
 import io

@@ -54,7 +54,10 @@ def _as_table(matrix: list[list[int]], names: list[str]) -> Markup:
         ]
         rows.append(element("tr", element("th", _short(name), scope="row", title=name), *cells))
     corner = element("td", element("span", "predicted →"), element("span", "true ↓"), class_="corner")
-    caption = "Examples by true and predicted class; none where a cell is empty. The stronger the colour, the larger its share of the row."
+    caption = (
+        "Examples by true and predicted class; none where a cell is empty."
+        " The stronger the colour, the larger its share of the row."
+    )
     drawn = element(
         "table",
         element("caption", caption),
