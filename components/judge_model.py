@@ -6,9 +6,15 @@ from kfp.dsl import HTML, Artifact, Input, Model, Output
 
 @dsl.component(base_image="trireme", install_kfp_package=False)
 def judge_model(
-    evaluate: str, model: Input[Model], evaluation: Input[Artifact], verdict: Output[Artifact], report: Output[HTML]
+    evaluate: str,
+    root: str,
+    run: str,
+    model: Input[Model],
+    evaluation: Input[Artifact],
+    verdict: Output[Artifact],
+    report: Output[HTML],
 ) -> bool:
     """Applies the thresholds, writes verdict and report, and answers whether the model is blessed."""
     from trainer import tasks
 
-    return tasks.judge_model(evaluate, model, evaluation, verdict, report)
+    return tasks.judge_model(evaluate, root, run, model, evaluation, verdict, report)

@@ -9,6 +9,8 @@ def push_model(
     push: str,
     name: str,
     registry: str,
+    root: str,
+    run: str,
     model: Input[Model],
     evaluation: Input[Artifact],
     verdict: Input[Artifact],
@@ -17,4 +19,4 @@ def push_model(
     """Stores the model as the next version and makes it the champion."""
     from trainer import tasks
 
-    tasks.push_model(push, name, registry, model, evaluation, verdict, pushed_model)
+    tasks.push_model(push, name, registry, root, run, model, evaluation, verdict, pushed_model)

@@ -5,8 +5,8 @@ from kfp.dsl import Artifact, Output, PipelineTaskFinalStatus
 
 
 @dsl.component(base_image="trireme", install_kfp_package=False)
-def record_outcome(name: str, status: PipelineTaskFinalStatus, outcome: Output[Artifact]):
+def record_outcome(name: str, root: str, run: str, status: PipelineTaskFinalStatus, outcome: Output[Artifact]):
     """Records the state of the run and the error that ended it, if one did."""
     from trainer import tasks
 
-    tasks.record_outcome(name, status.state, status.error_message or "", outcome)
+    tasks.record_outcome(name, root, run, status.state, status.error_message or "", outcome)

@@ -13,6 +13,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from trainer.config import DataConfig, EvaluateConfig, PositiveInt, Problem, PushConfig, Section, TrainConfig, parse
 from trainer.config_file import override, read_config_file
+from trainer.errors import BadInput
+
+from pipelines.operation import SCHEDULE_NAME, KubeflowConfig, ScheduleConfig
 
 _QUANTITY = r"^\d+(\.\d+)?(m|[kMGTPE]i?)?$"
 
@@ -65,6 +68,10 @@ class Config(Section):
     """Where a blessed model goes."""
     cluster: ClusterConfig = ClusterConfig()
     """Where and with what the tasks run."""
+    kubeflow: KubeflowConfig = KubeflowConfig()
+    """The server that runs the pipeline, and how to get in."""
+    schedules: dict[Annotated[str, Field(pattern=SCHEDULE_NAME)], ScheduleConfig] = {}
+    """When the pipeline runs by itself, by name."""
 
     def problems(self) -> Iterator[Problem]:
         """Those of every section, and combinations across sections that cannot work."""
@@ -73,6 +80,10 @@ class Config(Section):
             if isinstance(section, Section):
                 for problem in section.problems():
                     yield problem._replace(path=f"{name}.{problem.path}")
+        for name, schedule in self.schedules.items():
+            for problem in schedule.problems():
+                yield problem._replace(path=f"schedules.{name}.{problem.path}")
+            yield from self._schedule_problems(name, schedule)
         train, cluster = self.train, self.cluster
         gpus = cluster.accelerator.count if cluster.accelerator else 0
         if gpus > 1 and train.strategy in ("default", "one_device"):
@@ -91,6 +102,29 @@ class Config(Section):
                 train.early_stopping.model_dump(),
                 "needs a validation split, and data.splits.validation is null",
             )
+
+    def scheduled(self, name: str) -> "Config":
+        """The configuration of one schedule's runs: this one with the schedule's overrides put in.
+
+        Raises:
+            BadInput: The overrides make it invalid.
+        """
+        settings = [f"{path}={json.dumps(value)}" for path, value in self.schedules[name].overrides.items()]
+        data = override(self.model_dump(mode="json", exclude={"schedules"}), settings)
+        return parse(type(self), data).model_copy(update={"schedules": self.schedules})
+
+    def _schedule_problems(self, name: str, schedule: ScheduleConfig) -> Iterator[Problem]:
+        path = f"schedules.{name}.overrides"
+        for setting in schedule.overrides:
+            if setting.partition(".")[0] not in ("data", "train", "evaluate", "push", "seed"):
+                yield Problem(f"{path}.{setting}", schedule.overrides[setting],
+                              "can override data, train, evaluate, push and seed only")  # fmt: skip
+                return
+        if schedule.overrides:
+            try:
+                self.scheduled(name)
+            except BadInput as error:
+                yield Problem(path, schedule.overrides, f"cannot work: {'; '.join(str(error).splitlines())}")
 
 
 def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:

@@ -5,7 +5,7 @@
     server_cron(cron, zone, at)                        # "0 30 1 * * 0": what the server gets at that offset from UTC
     preview(cron, zone, now, count=5)                  # what the server will do, beside what is meant
 
-A time that the clocks skip is meant an hour later (02:30 → 03:30); one that they show twice is meant once, the first time.
+A time that the clocks skip is meant an hour later (02:30 → 03:30); one shown twice is meant once, the first time.
 """
 
 import itertools
@@ -163,7 +163,7 @@ class Moment:
 
 
 def preview(cron: Cron, zone: ZoneInfo, now: datetime, count: int) -> list[Moment]:
-    """The next moments of the server, which keeps the first one's offset from UTC, and how far they are from what is meant."""
+    """The next moments of the server, which keeps the offset of the first, and how far they are from what is meant."""
     first = next(cron.moments(now, zone), None)
     if first is None:
         return []

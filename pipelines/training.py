@@ -15,8 +15,11 @@ from components.record_outcome import record_outcome
 from components.train_model import train_model
 from kfp import compiler, dsl
 from trainer.errors import BadInput
+from trainer.provenance import source_digest
 
 from pipelines.config import ClusterConfig, Config
+
+SECTIONS = ("data", "train", "evaluate", "push")
 
 
 def build_pipeline(config: Config) -> Any:
@@ -25,23 +28,26 @@ def build_pipeline(config: Config) -> Any:
     Its parameters are the sections as JSON strings, so that a section can be changed when a run is submitted and a
     step's inputs, which are its cache key, hold nothing but what the step depends on.
     """
-    places = places_of(config)
+    parameters = parameters_of(config)
 
     @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.name}")
     def training(
-        data: str = config.data.to_json(),
-        train: str = config.train.to_json(),
-        evaluate: str = config.evaluate.to_json(),
-        push: str = config.push.to_json(),
-        seed: int = config.seed,
-        root: str = places.get("root"),
-        registry: str = places.get("registry"),
+        data: str = parameters["data"],
+        train: str = parameters["train"],
+        evaluate: str = parameters["evaluate"],
+        push: str = parameters["push"],
+        seed: int = parameters["seed"],
+        root: str = parameters.get("root"),
+        registry: str = parameters.get("registry"),
     ):
-        name = config.name
-        outcome = record_outcome(name=name)
+        name, run = config.name, dsl.PIPELINE_JOB_ID_PLACEHOLDER
+        code = code_identity(config)
+        outcome = record_outcome(name=name, root=root, run=run)
         with dsl.ExitHandler(outcome):
-            prepared = prepare_data(data=data, seed=seed, root=root)
-            trained = train_model(train=train, seed=seed, name=name, root=root, examples=prepared.outputs["examples"])
+            prepared = prepare_data(data=data, seed=seed, root=root, code=code)
+            trained = train_model(
+                train=train, seed=seed, name=name, root=root, code=code, examples=prepared.outputs["examples"]
+            )
             measured = evaluate_model(
                 evaluate=evaluate,
                 name=name,
@@ -50,13 +56,19 @@ def build_pipeline(config: Config) -> Any:
                 model=trained.outputs["model"],
             )
             judged = judge_model(
-                evaluate=evaluate, model=trained.outputs["model"], evaluation=measured.outputs["evaluation"]
+                evaluate=evaluate,
+                root=root,
+                run=run,
+                model=trained.outputs["model"],
+                evaluation=measured.outputs["evaluation"],
             )
             with dsl.If(judged.outputs["Output"] == True, name="blessed"):  # noqa: E712 - becomes a CEL expression
                 pushed = push_model(
                     push=push,
                     name=name,
                     registry=registry,
+                    root=root,
+                    run=run,
                     model=trained.outputs["model"],
                     evaluation=measured.outputs["evaluation"],
                     verdict=judged.outputs["verdict"],
@@ -89,6 +101,21 @@ def compile_pipeline(config: Config, file: Path) -> None:
             compiled.replace(file)
     except OSError as error:
         raise BadInput(f"--output = {file}: cannot be written: {error.strerror}") from None
+
+
+def parameters_of(config: Config, root: str | None = None) -> dict[str, Any]:
+    """Arguments of the pipeline: each section of a step as one JSON string, the seed, and the places that are known."""
+    sections = {name: getattr(config, name).to_json() for name in SECTIONS}
+    return {**sections, "seed": config.seed, **places_of(config, root)}
+
+
+def code_identity(config: Config) -> str:
+    """The source and the image: what else a step depends on, and Kubeflow's cache knows nothing of.
+
+    The cache compares an image by its name only; the source is here because it is what a person changes, and because a
+    tag can be moved.
+    """
+    return f"{source_digest()} in {config.cluster.image}"
 
 
 def places_of(config: Config, root: str | None = None) -> dict[str, str]:

@@ -7,9 +7,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer.errors import BadInput
 
 from pipelines.cron import parse_cron, preview, server_cron, server_moments, zone_of
+from trainer.errors import BadInput
 
 BERLIN, SYDNEY, UTC_ZONE = ZoneInfo("Europe/Berlin"), ZoneInfo("Australia/Sydney"), ZoneInfo("UTC")
 KATHMANDU, LORD_HOWE = ZoneInfo("Asia/Kathmandu"), ZoneInfo("Australia/Lord_Howe")

@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer.config import DataConfig, EvaluateConfig, PushConfig, TrainConfig, parse_json
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, TriremeError
+from trainer.outcome import note
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
 
@@ -113,7 +114,7 @@ def evaluate_model(
 
 
 @_task("judge-model")
-def judge_model(evaluate: str, model: Any, evaluation: Any, verdict: Any, report: Any) -> bool:
+def judge_model(evaluate: str, root: str, run: str, model: Any, evaluation: Any, verdict: Any, report: Any) -> bool:
     """Evaluate section and evaluation → the verdict with its reasons, the report, and whether the model is blessed."""
     from trainer.evaluate import EVALUATION_FILE, write_json
     from trainer.provenance import provenance
@@ -132,13 +133,28 @@ def judge_model(evaluate: str, model: Any, evaluation: Any, verdict: Any, report
     )
     Path(report.path).parent.mkdir(parents=True, exist_ok=True)
     Path(report.path).write_text(page, encoding="utf-8")
+    note(
+        root,
+        run,
+        "verdict",
+        {key: decision[key] for key in ("verdict", "reasons", "data_digest", "baseline_version")}
+        | {"metrics": found["metrics"], "report": getattr(report, "uri", report.path)},
+    )
     say(f"{decision['verdict']}: " + "; ".join(decision["reasons"]))
     return decision["blessed"]
 
 
 @_task("push-model")
 def push_model(
-    push: str, name: str, registry: str, model: Any, evaluation: Any, verdict: Any, pushed_model: Any
+    push: str,
+    name: str,
+    registry: str,
+    root: str,
+    run: str,
+    model: Any,
+    evaluation: Any,
+    verdict: Any,
+    pushed_model: Any,
 ) -> None:
     """A blessed model → the next version in the registry, and the champion."""
     from trainer.evaluate import EVALUATION_FILE
@@ -174,16 +190,18 @@ def push_model(
         json.dumps({"name": name, "version": version.number, "uri": version.uri}) + "\n", encoding="utf-8"
     )
     pushed_model.metadata.update(version=version.number, registry_uri=version.uri)
+    note(root, run, "pushed", {"version": version.number, "uri": version.uri})
     say(f"promoted: version {version.number} in {version.uri}")
 
 
 @_task("record-outcome")
-def record_outcome(name: str, state: str, error_message: str, outcome: Any) -> None:
+def record_outcome(name: str, root: str, run: str, state: str, error_message: str, outcome: Any) -> None:
     """How the run ended → `outcome.json`. Runs whatever happened before."""
     content = {"name": name, "state": state, "error": error_message or None, "finished_at": time.time()}
     Path(outcome.path).parent.mkdir(parents=True, exist_ok=True)
     Path(outcome.path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     outcome.metadata.update(state=state)
+    note(root, run, "end", content)
     say(f"{name}: {state.lower()}" + (f": {error_message}" if error_message else ""))
 
 
