@@ -45,6 +45,8 @@ class ClusterConfig(Section):
     """Accelerators of the training task. None: it trains on the CPU."""
     num_workers: Literal[1] = 1
     """Processes that train together."""
+    service_account: str | None = None
+    """Kubernetes service account of the runs' pods. None: the server's own, `pipeline-runner`."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     """How often the cluster starts a failed task again. A local run never does: there a person is looking."""
     cache: bool = True

@@ -14,7 +14,6 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.parser import BytesParser
@@ -82,7 +81,10 @@ class Refusal(Exception):
 class FakeKubeflow:
     """The state, and a server around it on a free port."""
 
-    def __init__(self, clock: FakeClock | None = None, token: str | None = None, multi_user: bool = False) -> None:
+    def __init__(
+        self, clock: FakeClock | None = None, token: str | None = None, multi_user: bool = False, tls: Any = None
+    ) -> None:
+        self.tls = tls
         self.clock = clock or FakeClock()
         self.token, self.multi_user = token, multi_user
         self.pipelines: dict[str, dict] = {}
@@ -158,7 +160,12 @@ class FakeKubeflow:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self._server.handle_error = lambda *_: None  # a client that hangs up is part of the tests
+        if self.tls:
+            self._server.socket = self.tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.url = f"http{'s' if self.tls else ''}://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
         return self
@@ -334,7 +341,3 @@ def _answer(handler: BaseHTTPRequestHandler, status: int, body: str, headers: di
     handler.send_header("Content-Length", str(len(content)))
     handler.end_headers()
     handler.wfile.write(content)
-
-
-def flags(server: FakeKubeflow) -> Iterator[str]:
-    yield from ("--host", server.url)
