@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
 
-from pipelines import commands_kubeflow
+from pipelines import commands_kubeflow, commands_schedule
 
 _EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 bad input, 3 not blessed (with --fail-unless-blessed),
@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where the YAML goes")
 
     commands_kubeflow.register(commands, _command)
+    commands_schedule.register(commands, _command)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of a configuration file",
                                  description="Print the JSON Schema of a configuration file, for editors.")  # fmt: skip

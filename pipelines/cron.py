@@ -64,15 +64,27 @@ class Cron:
         silent, last = 0, after.astimezone(UTC)
         while silent < _DAYS_WITHOUT_END:
             silent += 1
-            if self.on(day):
-                local = (
-                    datetime.combine(day, time(hour, minute), zone) for hour in self.hours for minute in self.minutes
-                )
-                for moment in sorted({moment.astimezone(UTC) for moment in local}):
-                    if moment > last:
-                        yield moment
-                        last, silent = moment, 0
+            for moment in self._of_day(day, zone):
+                if moment > last:
+                    yield moment
+                    last, silent = moment, 0
             day += timedelta(days=1)
+
+    def last_before(self, moment: datetime, zone: ZoneInfo) -> datetime | None:
+        """The newest moment that is not after this one, in UTC; None where there was none for nine years."""
+        day = moment.astimezone(zone).date() + timedelta(days=1)
+        for _ in range(_DAYS_WITHOUT_END):
+            passed = [one for one in self._of_day(day, zone) if one <= moment]
+            if passed:
+                return passed[-1]
+            day -= timedelta(days=1)
+        return None
+
+    def _of_day(self, day: date, zone: ZoneInfo) -> list[datetime]:
+        if not self.on(day):
+            return []
+        local = (datetime.combine(day, time(hour, minute), zone) for hour in self.hours for minute in self.minutes)
+        return sorted({moment.astimezone(UTC) for moment in local})
 
 
 def parse_cron(text: str) -> Cron:
@@ -149,7 +161,12 @@ def server_cron(cron: Cron, zone: ZoneInfo, at: datetime) -> str:
 
 def server_moments(expression: str, after: datetime) -> Iterator[datetime]:
     """The moments at which the server acts on six fields in UTC."""
-    return parse_cron(expression.partition(" ")[2]).moments(after, ZoneInfo("UTC"))
+    return parse_server_cron(expression).moments(after, ZoneInfo("UTC"))
+
+
+def parse_server_cron(expression: str) -> Cron:
+    """Six fields, of which the first says second 0."""
+    return parse_cron(expression.partition(" ")[2])
 
 
 @dataclass(frozen=True)

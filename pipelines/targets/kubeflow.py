@@ -14,11 +14,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer import outcome, storage
+from trainer.config import parse_json
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, TriremeError
 
 from pipelines.config import Config
@@ -70,11 +72,19 @@ def upload(server: Server, config: Config) -> Uploaded:
 
 def compiled(config: Config, folder: Path) -> Path:
     """The pipeline's YAML in a folder."""
+    package = folder / "pipeline.yaml"
+    package.write_bytes(_yaml(config.model_copy(update={"schedules": {}}).to_json()))
+    return package
+
+
+@lru_cache(maxsize=8)  # several schedules share one pipeline, and compiling is the slowest part of a command
+def _yaml(config: str) -> bytes:
     from pipelines.training import compile_pipeline
 
-    package = folder / "pipeline.yaml"
-    compile_pipeline(config, package)
-    return package
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "pipeline.yaml"
+        compile_pipeline(parse_json(Config, config), package)
+        return package.read_bytes()
 
 
 def version_name(package: Path) -> str:
@@ -156,6 +166,8 @@ def arguments_of(config: Config, base: Config) -> tuple[Config, dict[str, Any]]:
     """
     from pipelines.training import parameters_of
 
+    if config == base:
+        return base, {}
     wanted, given = parameters_of(config), parameters_of(base)
     changed = {key: value for key, value in wanted.items() if given.get(key) != value}
     if _skeleton(config) == _skeleton(base):
