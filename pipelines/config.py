@@ -11,13 +11,26 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from trainer.config import DataConfig, EvaluateConfig, PositiveInt, Problem, PushConfig, Section, TrainConfig, parse
+from trainer.config import (
+    DataConfig,
+    EvaluateConfig,
+    PositiveInt,
+    Problem,
+    PushConfig,
+    Section,
+    TrainConfig,
+    parse,
+    text,
+)
 from trainer.config_file import override, read_config_file
 from trainer.errors import BadInput
 
 from pipelines.operation import SCHEDULE_NAME, KubeflowConfig, ScheduleConfig
 
-_QUANTITY = r"^\d+(\.\d+)?(m|[kMGTPE]i?)?$"
+_Quantity = text(r"\d+(\.\d+)?(m|[kMGTPE]i?)?", "a Kubernetes quantity such as 4, 500m or 16Gi")
+
+
+_Name = text(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and hyphens, at most 63, a letter first")
 
 
 class Accelerator(Section):
@@ -37,9 +50,9 @@ class ClusterConfig(Section):
     pipeline_root: str | None = None
     """Folder or `gs://` prefix for prepared data, checkpoints and the registry. None: given when a run is submitted;
     `trireme run` uses `--root`."""
-    cpu: Annotated[str, Field(pattern=_QUANTITY)] | None = None
+    cpu: _Quantity | None = None
     """CPU that the training task asks for, such as `4` or `500m`. None: no request."""
-    memory: Annotated[str, Field(pattern=_QUANTITY)] | None = None
+    memory: _Quantity | None = None
     """Memory that the training task asks for and may use, such as `16Gi`. None: no request."""
     accelerator: Accelerator | None = None
     """Accelerators of the training task. None: it trains on the CPU."""
@@ -56,7 +69,7 @@ class ClusterConfig(Section):
 class Config(Section):
     """A run: one section per step, and the cluster."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$")]
+    name: Annotated[_Name, Field(examples=["digits"])]
     """Name of the pipeline and of the model in the registry: lower-case letters, digits and hyphens."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """Decides the order of the records, the first weights and every epoch's order."""
@@ -140,10 +153,7 @@ def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:
         BadInput: Everything that is wrong, one line each.
     """
     data, lines = read_config_file(file)
-    if overrides:
-        data = override(data, list(overrides))
-        for setting in overrides:  # what was overridden no longer stands in the file
-            lines.pop(setting.partition("=")[0].strip(), None)
+    data = override(data, overrides, lines)
     return parse(Config, data, lines=lines, source=str(file))
 
 

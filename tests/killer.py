@@ -1,17 +1,17 @@
-"""Kill an operation on a registry before each thing it does to the system in turn; leave one folder for each death.
+"""Kill an operation on a registry before each thing it does to the system in turn; leave one registry for each death.
 
-    python killer.py OPERATION TEMPLATE RESULTS
+    python killer.py OPERATION MODEL RESULTS
 
-A fork of this process works on a copy of TEMPLATE, `RESULTS/n`, and dies by SIGKILL at its nth open, rename, mkdir and
-so on, for n from 1 until the operation comes through alive. Prints how often it died.
+RESULTS is a folder or `gs://bucket/prefix`. In `RESULTS/n` a registry with three versions is made, 3 and then 1 champion;
+then a fork of this process works on it and dies by SIGKILL at its nth open, rename, request and so on, for n from 1
+until the operation comes through alive. Prints how often it died.
 """
 
 import os
-import shutil
 import signal
 import sys
-from pathlib import Path
 
+from trainer import storage
 from trainer.registry import Registry
 
 OPERATIONS = {
@@ -20,26 +20,31 @@ OPERATIONS = {
     "rollback": lambda registry, model: registry.rollback("killer"),
     "retain": lambda registry, model: registry.retain(1),
 }
-TOUCHES = ("open", "os.", "shutil.", "fcntl.")
+LOCAL = ("open", "os.", "shutil.", "fcntl.")
+REMOTE = ("http.client.send",)
 
 
-def main(operation, template, results):
+def main(operation, model, results):
+    touches = REMOTE if storage.is_remote(results) else LOCAL
     for nth in range(1, 1000):
-        root = Path(results, str(nth))
-        shutil.copytree(template, root)
+        registry = Registry(storage.join(results, str(nth)), "m")
+        for _ in range(3):
+            registry.publish(model, {})
+        registry.promote(3, None, "a")
+        registry.promote(1, 3, "b")
         child = os.fork()
         if child == 0:
             touched = 0
 
             def count(event, arguments, nth=nth):
                 nonlocal touched
-                if event.startswith(TOUCHES):
+                if event.startswith(touches):
                     touched += 1
                     if touched == nth:
                         os.kill(os.getpid(), signal.SIGKILL)
 
             sys.addaudithook(count)
-            OPERATIONS[operation](Registry(root, "m"), root / "model")
+            OPERATIONS[operation](registry, model)
             os._exit(0)
         status = os.waitpid(child, 0)[1]
         if os.WIFEXITED(status):

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
 
 from trainer.errors import BadInput
 
@@ -24,8 +25,23 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0.0)]
 
+
+def text(pattern: str, rule: str) -> Any:
+    """A type for text of one form; whoever gives another form reads the rule, not the pattern."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value):
+            raise PydanticCustomError("form", "must be {rule}", {"rule": rule})
+        return value
+
+    return Annotated[str, AfterValidator(check), Field(json_schema_extra={"pattern": f"^(?:{pattern})$"})]
+
+
 _MODEL_NAMES = tuple(sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parent / "models")])))
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+OVERRIDDEN = -1  # in place of a line number: the value came from the command line
 
 
 class Problem(NamedTuple):
@@ -81,7 +97,7 @@ class DataConfig(Section):
 
     source: Literal["tfds"] = "tfds"
     """`tfds`: a TensorFlow Datasets builder."""
-    name: Annotated[str, Field(pattern=r"^[\w.-]+(/[\w.-]+)?(:(\d+\.\d+\.\d+|\*))?$")] = "digits"
+    name: text(r"[\w.-]+(/[\w.-]+)?(:(\d+\.\d+\.\d+|\*))?", "builder, builder/config or builder:1.0.0") = "digits"
     """Builder, configuration and version: `digits`, `mnist`, `imagenet_resized/8x8`, `cifar10:3.0.2`."""
     data_dir: str | None = None
     """Folder with builders that were prepared before, and where new ones are put. None: TFDS's own default."""
@@ -183,7 +199,7 @@ class TrainConfig(Section):
                 "model",
                 self.model,
                 f"must be one of {', '.join(_MODEL_NAMES)}, or your own as package.module:function"
-                + _suggestion(self.model, _MODEL_NAMES),
+                + suggestion(self.model, _MODEL_NAMES),
             )
         clips = [key for key in ("clip_value", "clip_norm", "clip_global_norm") if getattr(self, key) is not None]
         for key in clips[1:]:
@@ -266,7 +282,7 @@ def parse(model: type[S], data: Any, *, path: str = "", lines: dict[str, int] | 
         model: The section's class.
         data: What was read from YAML or JSON: mappings, lists and scalars.
         path: Dotted path of the section, put before each problem's own.
-        lines: Line number (from 1) by full dotted path, where known; shown before the problem.
+        lines: Line number (from 1) by full dotted path, where known, or `OVERRIDDEN`; shown before the problem.
         source: File name shown before the line number.
 
     Raises:
@@ -279,7 +295,9 @@ def parse(model: type[S], data: Any, *, path: str = "", lines: dict[str, int] | 
     def shown(problem: Problem) -> str:
         full = ".".join(part for part in (path, problem.path) if part)
         where = _line(full, lines or {})
-        prefix = f"{source}:{where}: " if source and where else f"{source}: " if source else ""
+        prefix = (
+            "--set: " if where == OVERRIDDEN else f"{source}:{where}: " if where else f"{source}: " if source else ""
+        )
         return prefix + str(problem._replace(path=full or "(the whole file)"))
 
     raise BadInput("\n".join(dict.fromkeys(shown(problem) for problem in problems)))
@@ -308,6 +326,9 @@ def _validated(model: type[S], data: Any) -> tuple[list[Problem], S | None]:
             found = error.errors(include_url=False)
             wrong += [_problem(model, entry) for entry in found]
             remaining = _without(remaining, [_location(remaining, entry["loc"]) for entry in found])
+            for name, info in model.model_fields.items():
+                if info.is_required() and name not in remaining and info.examples:
+                    remaining[name] = info.examples[0]
             continue
         skipped = {problem.path for problem in wrong}
         crossings = [problem for problem in section.problems() if not (skipped & _mentioned(problem))]
@@ -356,7 +377,7 @@ def _problem(model: type[Section], entry: dict[str, Any]) -> Problem:
     value = entry["input"]
     if kind == "extra_forbidden":
         siblings = _fields_at(model, loc[:-1])
-        return Problem(path, value, "unknown key" + _suggestion(str(loc[-1]), siblings))
+        return Problem(path, value, "unknown key" + suggestion(str(loc[-1]), siblings))
     if kind == "missing":
         return Problem(path, None, "must be given")
     rules = {
@@ -391,8 +412,9 @@ def _fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:
     return list(getattr(model, "model_fields", {}))
 
 
-def _suggestion(word: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
+def suggestion(word: str, known: Sequence[str]) -> str:
+    """`; did you mean …?` where a known word is near, else nothing."""
+    near = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 

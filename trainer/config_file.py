@@ -1,7 +1,7 @@
 """A YAML file → plain data with line numbers, read the way people expect.
 
     data, lines = read_config_file(Path("configs/digits.yaml"))
-    data = override(data, ["train.epochs=3"])
+    data = override(data, ["train.epochs=3"], lines)
 
 Scalars follow YAML 1.2: `1e-3` is a number and `no` is text (PyYAML alone reads 1.1, where it is the other way round).
 A key that stands twice is an error, since one of the two would be ignored.
@@ -9,11 +9,13 @@ A key that stands twice is an error, since one of the two would be ignored.
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from trainer.config import OVERRIDDEN
 from trainer.errors import BadInput
 
 
@@ -72,8 +74,8 @@ def read_config_file(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return data, lines
 
 
-def override(data: dict[str, Any], settings: list[str]) -> dict[str, Any]:
-    """A copy of the data with `path=value` settings put in; values are read as YAML.
+def override(data: dict[str, Any], settings: Sequence[str], lines: dict[str, int]) -> dict[str, Any]:
+    """A copy of the data with `path=value` settings put in; values are read as YAML. `lines` learns what they changed.
 
     Raises:
         BadInput: A setting has no `=`, no name, or leads through something that is not a mapping.
@@ -96,6 +98,9 @@ def override(data: dict[str, Any], settings: list[str]) -> dict[str, Any]:
             if not isinstance(node, dict):
                 raise BadInput(f"--set {setting}: {'.'.join(keys[: depth + 1])} is not a mapping")
         node[keys[-1]] = value
+        lines[".".join(keys)] = OVERRIDDEN
+        for depth in range(1, len(keys)):
+            lines.setdefault(".".join(keys[:depth]), OVERRIDDEN)
     return copy
 
 

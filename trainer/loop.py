@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainer.atomic import aside
 from trainer.checkpoint import Checkpoints, State
 from trainer.config import TrainConfig
 from trainer.data.manifest import Manifest, read_manifest
@@ -104,7 +105,6 @@ def fit(
     # 5. The best weights, then the averages if they are what is wanted, leave the strategy and are exported.
     if config.keep_best is not None and validation_feed is not None:
         saver.restore_best(state)
-    export_model(_plain_copy(trainer, build), manifest, folder)
     summary = {
         "steps": state.step,
         "epochs": state.step // steps_per_epoch,
@@ -122,8 +122,11 @@ def fit(
         "train": json.loads(config.to_json()),
         "seed": seed,
     }
-    (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in state.history), encoding="utf-8")
-    (folder / "train.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    with aside(folder) as partial:
+        export_model(_plain_copy(trainer, build), manifest, partial)
+        history = "".join(json.dumps(row) + "\n" for row in state.history)
+        (partial / "history.jsonl").write_text(history, encoding="utf-8")
+        (partial / "train.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     saver.clear()
     return summary
 

@@ -11,6 +11,7 @@ between any two operations leaves the old or the new state.
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -101,7 +102,7 @@ class Registry:
         return found
 
     def history(self) -> list[dict[str, Any]]:
-        """Return every promotion and rollback in order: `action`, `version`, `previous`, `reason`, `time`."""
+        """Return every promotion and rollback in order: `id`, `action`, `version`, `previous`, `reason`, `time`."""
         return self._read()[0]["history"]
 
     def publish(self, folder: str | Path, record: dict[str, Any]) -> Version:
@@ -138,8 +139,11 @@ class Registry:
             Conflict: Another champion was made meanwhile: judge again, against that one.
             BadInput: There is no such version, or it is the champion already.
         """
+        event_id = secrets.token_hex(8)
         while True:
             state, generation = self._read()
+            if any(event["id"] == event_id for event in state["history"]):
+                return self.version(version)  # it had landed, and only the answer was lost
             if state["champion"] != expected_champion:
                 raise Conflict(
                     f"{self._pointer}: the champion is now {state['champion']}, not {expected_champion}; "
@@ -151,7 +155,7 @@ class Registry:
             if promoted is None:
                 raise BadInput(f"{self.uri}: has no version {version} to promote")
             try:
-                self._write(self._moved(state, "promote", version, reason), generation)
+                self._write(self._moved(state, "promote", version, reason, event_id), generation)
             except Conflict:
                 continue  # it may have been another change that left the champion as it was: look again
             return promoted
@@ -170,7 +174,7 @@ class Registry:
         restored = self._load(standing[-2])
         if restored is None:
             raise WorldFailure(f"{self.uri}: version {standing[-2]} is not there any more; promote another one")
-        self._write(self._moved(state, "rollback", restored.number, reason), generation)
+        self._write(self._moved(state, "rollback", restored.number, reason, secrets.token_hex(8)), generation)
         return restored
 
     def verify(self, version: int | None = None) -> list[str]:
@@ -234,6 +238,8 @@ class Registry:
         return sorted(int(name) for name in storage.list_folders(self.uri) if re.fullmatch(r"[1-9][0-9]*", name))
 
     def _load(self, number: int) -> Version | None:
+        if not storage.exists(self._at(number)):
+            return None  # in a bucket the record alone may be there before its publication is complete
         record, generation = storage.read_json(storage.join(self._at(number), RECORD))
         return Version(number, self._at(number), record) if generation else None
 
@@ -250,8 +256,9 @@ class Registry:
     def _write(self, state: dict[str, Any], generation: int) -> None:
         storage.write_json(self._pointer, state, if_generation=generation)
 
-    def _moved(self, state: dict[str, Any], action: str, number: int, reason: str) -> dict[str, Any]:
+    def _moved(self, state: dict[str, Any], action: str, number: int, reason: str, event_id: str) -> dict[str, Any]:
         event = {
+            "id": event_id,
             "action": action,
             "version": number,
             "previous": state["champion"],

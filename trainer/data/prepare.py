@@ -7,19 +7,20 @@ within it, so that records are permuted over the whole split when they are writt
 they are read; nothing but one shard is ever held in memory, and every machine writes the same bytes.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from trainer.atomic import aside
 from trainer.config import DataConfig
 from trainer.data.manifest import ImageFeature, Manifest, Shard, Split, read_manifest, verify, write_manifest
 from trainer.data.tfds_source import TfdsSource
@@ -55,7 +56,7 @@ def prepare(config: DataConfig, seed: int, folder: Path, store: Path | None = No
         _link_folder(kept, folder)
         say(f"reusing the prepared data {manifest.digest} ({_counts(manifest)})")
         return manifest
-    with _aside(folder) as partial:
+    with aside(folder) as partial:
         manifest = _write(source, seed, partial)
     say(f"prepared {manifest.digest} ({_counts(manifest)})")
     if kept:
@@ -84,28 +85,27 @@ def _write(source: TfdsSource, seed: int, folder: Path) -> Manifest:
 
 def _write_split(source: TfdsSource, name: str, expression: str, seed: int, folder: Path) -> Split:
     expected = source.num_examples(expression)
-    num_shards = max(1, math.ceil(expected * (math.prod(source.image_shape) + 64) / _SHARD_BYTES))
+    num_shards = max(1, math.ceil((expected or 0) * (math.prod(source.image_shape) + 64) / _SHARD_BYTES))
     label_counts = np.zeros(len(source.class_names), np.int64)
-    spill = [(folder / f".{name}-{shard}.spill").open("wb+") for shard in range(num_shards)]
-    count = 0
-    with progress("prepare-data", total=expected, unit=f"{name} example") as bar:
-        for index, (image, label) in enumerate(source.examples(expression)):
-            key = _record_key(seed, name, index)
-            record = _serialize(image, label)
-            stream = spill[key * num_shards >> 64]
-            stream.write(_SPILL_HEADER.pack(key, len(record)))
-            stream.write(record)
-            label_counts[label] += 1
-            count = index + 1
-            if count % 256 == 0:
-                bar.update(count)
-        bar.update(count)
-    shards = []
-    for shard, stream in enumerate(spill):
-        path = folder / f"{name}-{shard:05d}-of-{num_shards:05d}.tfrecord"
-        shards.append(_finish_shard(stream, path))
-        stream.close()
-        Path(stream.name).unlink()
+    count, shards = 0, []
+    with contextlib.ExitStack() as opened:
+        names = [folder / f".{name}-{shard}.spill" for shard in range(num_shards)]
+        spill = [opened.enter_context(file.open("wb+")) for file in names]
+        with progress("prepare-data", total=expected or 0, unit=f"{name} example") as bar:
+            for index, (image, label) in enumerate(source.examples(expression)):
+                key = _record_key(seed, name, index)
+                record = _serialize(image, label)
+                stream = spill[key * num_shards >> 64]
+                stream.write(_SPILL_HEADER.pack(key, len(record)))
+                stream.write(record)
+                label_counts[label] += 1
+                count = index + 1
+                if count % 256 == 0:
+                    bar.update(count)
+            bar.update(count)
+        for shard, stream in enumerate(spill):
+            shards.append(_finish_shard(stream, folder / f"{name}-{shard:05d}-of-{num_shards:05d}.tfrecord"))
+            names[shard].unlink()
     return Split(num_examples=count, label_counts=label_counts.tolist(), shards=shards)
 
 
@@ -157,30 +157,9 @@ def _whole(folder: Path) -> Manifest | None:
     return manifest
 
 
-class _aside:
-    """A sibling folder that becomes `folder` when the block ends well and disappears when it does not."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __enter__(self) -> Path:
-        self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.partial = Path(tempfile.mkdtemp(prefix=f".{self.folder.name}-", dir=self.folder.parent))
-        return self.partial
-
-    def __exit__(self, kind: type | None, *_: object) -> None:
-        if kind is not None:
-            shutil.rmtree(self.partial, ignore_errors=True)
-            return
-        self.partial.chmod(0o755)
-        if self.folder.is_dir():
-            self.folder.rmdir()  # kfp makes no output folder, a person may have made an empty one
-        self.partial.rename(self.folder)
-
-
 def _link_folder(source: Path, target: Path) -> None:
     """`target` becomes a copy of `source` that shares its files where the file system allows it."""
-    with _aside(target) as partial:
+    with aside(target) as partial:
         for file in source.iterdir():
             try:
                 os.link(file, partial / file.name)

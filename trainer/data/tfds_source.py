@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from trainer.config import DataConfig, _suggestion
+from trainer.config import DataConfig, suggestion
 from trainer.errors import BadInput, WorldFailure
 from trainer.progress import say
 
@@ -58,9 +58,10 @@ class TfdsSource:
             sorted((name, info.num_bytes, list(info.shard_lengths)) for name, info in splits.items()),
         ]
 
-    def num_examples(self, expression: str) -> int:
-        """Examples of a split expression."""
-        return self._builder.info.splits[expression].num_examples
+    def num_examples(self, expression: str) -> int | None:
+        """Examples of a split expression; None where the builder keeps no counts."""
+        splits = self._builder.info.splits
+        return splits[expression].num_examples if splits else None
 
     def examples(self, expression: str) -> Iterator[tuple[np.ndarray, int]]:
         """Image [height, width, channels] uint8 and class index, in the source's own order."""
@@ -150,6 +151,8 @@ class TfdsSource:
     def _check_splits(self) -> None:
         """Every split exists, fits, holds something and shares no example with another."""
         known = self._builder.info.splits
+        if not known:  # the builder keeps no counts; what it gives is counted as it comes
+            return
         ranges: dict[str, list[tuple[str, int, int]]] = {}
         for name, expression in self.splits.items():
             try:
@@ -208,7 +211,7 @@ def _builder(config: DataConfig) -> Any:
     try:
         return tfds.builder(config.name, data_dir=config.data_dir)
     except tfds.core.DatasetNotFoundError:
-        hint = _suggestion(config.name.split("/")[0].split(":")[0], tfds.list_builders())
+        hint = suggestion(config.name.split("/")[0].split(":")[0], tfds.list_builders())
         raise BadInput(f"data.name = {json.dumps(config.name)}: no such dataset{hint}") from None
     except (ValueError, AssertionError) as error:  # unknown configuration or version
         raise BadInput(f"data.name = {json.dumps(config.name)}: {_first_line(error)}") from None

@@ -192,7 +192,7 @@ def figure(title: str, note: object, *body: object) -> Markup:
 
 
 def bar(value: float | None, reference: float | None = None) -> Markup:
-    """Returns a bar for a fraction in [0, 1] with a tick at `reference`, to stand beside a number that says the same."""
+    """Returns a bar for a fraction in [0, 1] with a tick at `reference`, to stand beside the same number."""
     parts = [element("rect", class_="track", y=3, width="100%", height=6, rx=3)]
     if value is not None:
         parts.append(element("rect", class_="fill", y=3, width=f"{100 * min(max(value, 0), 1):.4g}%", height=6, rx=3))

@@ -12,6 +12,7 @@ from trainer.report.pictures import data_url, indexed_png
 from trainer.report.tables import Column, Section, paragraphs, scrolling, table
 
 MOST_CLASSES_AS_TABLE = 30
+MOST_DOTS = 500  # a side of the picture: smaller dots would fade away on a screen
 MOST_PAIRS = 8
 
 # The picture's colours are seen on white and on near black, so they are mid tones that fade by opacity.
@@ -54,10 +55,7 @@ def _as_table(matrix: list[list[int]], names: list[str]) -> Markup:
         ]
         rows.append(element("tr", element("th", _short(name), scope="row", title=name), *cells))
     corner = element("td", element("span", "predicted →"), element("span", "true ↓"), class_="corner")
-    caption = (
-        "Examples by true and predicted class; none where a cell is empty."
-        " The stronger the colour, the larger its share of the row."
-    )
+    caption = "Examples by true and predicted class. The stronger the colour, the larger its share of the row."
     drawn = element(
         "table",
         element("caption", caption),
@@ -69,25 +67,29 @@ def _as_table(matrix: list[list[int]], names: list[str]) -> Markup:
 
 
 def _as_picture(matrix: list[list[int]], mistakes: int) -> Markup:
-    lines = []
+    size = len(matrix)
+    block = math.ceil(size / MOST_DOTS)
+    dots = math.ceil(size / block)
+    lines = [bytearray(dots) for _ in range(dots)]
     for true, row in enumerate(matrix):
         total = sum(row)
-        line = bytearray(len(row))
+        line = lines[true // block]
         for predicted, number in enumerate(row):
             if number:
                 share = number / total
-                line[predicted] = 7 + math.ceil(8 * share) if predicted == true else math.ceil(7 * math.sqrt(share))
-        lines.append(bytes(line))
-    size = len(matrix)
+                level = 7 + math.ceil(8 * share) if predicted == true else math.ceil(7 * math.sqrt(share))
+                line[predicted // block] = max(line[predicted // block], level)
     alt = (
         f"Confusion matrix of {size} classes: true classes from top to bottom, predicted ones from left to right. "
         f"{plural(mistakes, 'example')} off the diagonal; the table of pairs below names the most frequent."
     )
-    picture = element("img", src=data_url("png", indexed_png(lines, _PALETTE)), alt=alt, width=size, height=size)
+    picture = element("img", src=data_url("png", indexed_png(lines, _PALETTE)), alt=alt, width=dots, height=dots)
     note = "Blue on the diagonal is right, orange is wrong; the stronger the colour, the larger its share of the row."
+    if block > 1:
+        note += f" A dot stands for {block} × {block} classes and shows the strongest."
     axes = [
         element("span", "true ↓ predicted →", class_="axes"),
-        element("div", picture, class_="picture" + (" crisp" if size <= 500 else "")),
+        element("div", picture, class_="picture crisp"),
     ]
     return figure(f"{count(size)} × {count(size)} classes", note, *axes)
 

@@ -73,7 +73,7 @@ def reasons(verdict: dict) -> Section:
     return Section("verdict", "Why", join(parts))
 
 
-def mark(passed: bool | None, label: str | None = None) -> Markup:
+def mark(passed: bool | None) -> Markup:
     """Returns a check, a cross or a dash: the shape says it where the colour cannot."""
     drawn = element("path", d=_DASH if passed is None else _CHECK if passed else _CROSS)
     return element("svg", drawn, class_=f"sign {_tone(passed)}", viewBox="0 0 20 20", aria_hidden="true")
@@ -96,8 +96,8 @@ def change(metric: str, found: object, baseline: object) -> Markup | str:
     better = (difference < 0) == lower_is_better(metric)
     arrow = "▲" if difference > 0 else "▼"
     tone = "good" if better else "bad"
-    sign = element("span", arrow, aria_hidden="true")
-    return element("span", sign, f" {signed(difference)} ", "better" if better else "worse", class_=f"change {tone}")
+    amount = element("span", element("span", arrow, aria_hidden="true"), f" {signed(difference)}", class_="whole")
+    return element("span", amount, " better" if better else " worse", class_=f"change {tone}")
 
 
 def _tone(passed: bool | None) -> str:

@@ -48,18 +48,18 @@ def metrics(evaluation: dict) -> Section | None:
             fraction = _is_fraction(name, value)
             row.append(_strip(axis, value, intervals.get(name), before.get(name)) if fraction else None)
         rows.append(row)
-    notes = []
+    notes: list[object] = []
     if intervals:
-        notes.append("Under a value: its interval.")
+        notes.append("Under a value: its interval. ")
     if axis:
         drawn = ["the dot is this model"]
         drawn += ["the line its interval"] if intervals else []
         drawn += ["the upright stroke the baseline"] if before else []
-        notes.append(f"In the drawing {', '.join(drawn)}.")
+        notes.append(element("span", f"In the drawing {', '.join(drawn)}. ", class_="wide"))
     if baseline is None:
         notes.append("There was no baseline to compare with.")
     split = printable(evaluation.get("split") or "evaluated", 80)
-    body = join([table(f"Metrics on the {split} split", columns, rows), paragraphs(" ".join(notes) or None)])
+    body = join([table(f"Metrics on the {split} split", columns, rows), paragraphs(join(notes) if notes else None)])
     return Section("metrics", "Metrics", body)
 
 
@@ -126,10 +126,9 @@ def slices(evaluation: dict, verdict: dict) -> Section | None:
         return line + [decimal(values.get(name)) for name in others]
 
     shown = ordered[:MOST_SLICES]
-    what = "mistakes" if first == "accuracy" else metric_name(first).lower()
     text = (
-        f"The gap is to the whole split. Sorted by harm: the gap times the examples, so that a small gap in a large "
-        f"slice counts as much as a large gap in a small one (in {what})."
+        "The gap is to the whole split. Harm is the gap times the examples, so that a small gap in a large slice "
+        "counts as much as a large gap in a small one."
     )
     parts = [paragraphs(text), table(f"{metric_name(first)} by slice, most harmful first", columns, map(cells, shown))]
     rest = ordered[MOST_SLICES : MOST_SLICES + MOST_FOLDED_SLICES]
@@ -147,7 +146,9 @@ def valued(value: object, interval: object) -> Markup | str:
     if not interval:
         return decimal(value)
     low, high = interval
-    return join([decimal(value), element("small", f"{decimal(low)} to {decimal(high)}")])
+    return join(
+        [decimal(value), element("small", element("span", f"{decimal(low)} to", class_="whole"), f" {decimal(high)}")]
+    )
 
 
 def _class_table(caption: str, rows: list[dict], before: dict, *, drawn: bool) -> Markup:
@@ -202,12 +203,8 @@ def _shared_axis(measured: dict, intervals: dict, before: dict) -> Scale | None:
     known = [number for value in values if (number := finite(value)) is not None and 0 <= number <= 1]
     if not known:
         return None
-    low = min(known)
-    for step in (0.1, 0.02):
-        floor = math.floor(low / step + 1e-9) * step
-        if low < 0.8 or step == 0.02:
-            break
-    return Scale(round(max(0.0, floor if floor < 1 else 0.98), 2), 1.0, 4, 156)
+    step = 0.1 if min(known) < 0.8 else 0.02
+    return Scale(round(min(math.floor(min(known) / step + 1e-9) * step, 0.98), 2), 1.0, 4, 156)
 
 
 def _is_fraction(name: str, value: object) -> bool:

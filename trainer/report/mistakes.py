@@ -36,6 +36,7 @@ def _card(row: dict) -> Markup:
                 "dl",
                 _term("Label", label, row.get("label_probability")),
                 _term("Model", predicted, row.get("probability")),
+                class_="long" if max(len(label), len(predicted)) > 8 else None,
             ),
             element("small", f"Example {index}"),
         ),

@@ -56,7 +56,7 @@ def _written(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list):
-        return printable(", ".join(map(_written, value)))
+        return printable(", ".join(map(_written, value))) or "none"
     if isinstance(value, float):
         return decimal(value) if value != value or value in (float("inf"), float("-inf")) else repr(value)
-    return printable(value) if value != {} else "{}"
+    return "none" if value == {} else printable(value)

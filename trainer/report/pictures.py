@@ -7,6 +7,7 @@ import binascii
 import io
 import struct
 import zlib
+from collections.abc import Sequence
 
 LARGEST_EXACT_SIDE = 64  # pixels; up to here a PNG is small, and every pixel is shown as the model saw it
 THUMBNAIL_SIDE = 160  # pixels: sharp at the size shown on the page, 3 kB a picture
@@ -44,11 +45,11 @@ def photograph(image: dict) -> tuple[str, int]:
     return data_url("webp", _thumbnail(pixels, width, height, mode)), max(height, width)
 
 
-def indexed_png(rows: list[bytes], palette: list[tuple[int, int, int, int]]) -> bytes:
+def indexed_png(rows: Sequence[bytes | bytearray], palette: list[tuple[int, int, int, int]]) -> bytes:
     """Returns a PNG of at most 16 colours, four bits a pixel.
 
     Args:
-        rows: One bytes object a line, one palette index a byte.
+        rows: One bytes-like object a line, one palette index a byte.
         palette: Red, green, blue, alpha, each 0 to 255.
     """
     width = len(rows[0])

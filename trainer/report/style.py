@@ -61,9 +61,9 @@ h1 .sign{width:.8em;height:.8em;vertical-align:-.04em;stroke-width:3}
   margin-top:clamp(2rem,4vw,3rem);padding-top:1.5rem;border-top:1px solid var(--line)}
 .figures dt{font-size:.875rem;color:var(--soft)}
 .figures dd{font-size:1.75rem;line-height:1.3;letter-spacing:-.02em;font-weight:500}
-.figures dd.note,.figures .change{font-size:.875rem;letter-spacing:0;font-weight:400}
+.figures dd.note,.figures .change{white-space:normal;font-size:.875rem;letter-spacing:0;font-weight:400}
 .figures dd.note{color:var(--soft)}
-.figures .change{display:inline-block;font-size:1.125rem;font-weight:500;line-height:2.02}
+.figures .change{display:inline-block;font-size:1.125rem;font-weight:500;line-height:1.4;padding:.35rem 0 .3rem}
 
 section+section{margin-top:clamp(3rem,7vw,5rem)}
 h2{font-size:1.5rem;padding-bottom:1rem;scroll-margin-top:1.5rem}
@@ -72,10 +72,11 @@ section>p{max-width:44rem;color:var(--soft);margin-bottom:1.25rem}
 section>p:last-child{margin:1rem 0 0}
 .scroll+.scroll,.scroll+figure,figure+.scroll,section>details,.pair+details{margin-top:2rem}
 section>details+details{margin-top:0}
+section>h2+details{margin-top:.5rem}
 .reasons{margin-bottom:2rem;max-width:44rem}
 .reasons li{padding-left:1.25rem;position:relative}
 .reasons li+li{margin-top:.5rem}
-.reasons li:before{content:"";position:absolute;left:0;top:.7em;width:.5rem;height:1px;background:var(--soft)}
+.reasons li:before{content:"";position:absolute;left:0;top:.7em;width:.5rem;border-top:1px solid var(--soft)}
 
 .scroll{overflow-x:auto;max-width:100%}
 table{border-collapse:collapse;width:100%;font-size:.9375rem;line-height:1.45}
@@ -87,7 +88,7 @@ thead th{color:var(--soft);font-size:.8125rem;vertical-align:bottom;border-botto
 tbody th{font-weight:500}
 .n{text-align:right;white-space:nowrap}
 td small,th small{display:block;line-height:1.4;font-weight:400}
-.outcome,.change{white-space:nowrap}
+.outcome,.change,.whole{white-space:nowrap}
 .outcome .sign{margin-right:.4em}
 .rules td:last-child,.rules th:last-child{padding-left:1.5rem;width:9rem}
 .gap{width:11rem}
@@ -108,7 +109,7 @@ td small,th small{display:block;line-height:1.4;font-weight:400}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(20rem,100%),1fr));gap:2.5rem 3rem;align-items:start}
 figcaption{margin-bottom:.75rem}
 figcaption p{color:var(--soft);font-size:.875rem;margin-top:.25rem}
-.chart{width:100%;height:auto;font-size:12px}
+.chart{width:100%;max-width:36rem;height:auto;font-size:12px}
 .chart text{fill:var(--soft)}
 .chart path{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round;vector-effect:non-scaling-stroke}
 .end{text-anchor:end}.mid{text-anchor:middle}
@@ -133,10 +134,11 @@ path.dashed{stroke:var(--ink);stroke-dasharray:7 5}path.dotted{stroke:var(--ink)
 .beside>.scroll{margin:0}
 .beside>.scroll:last-child{flex:1 1 18rem}
 .beside .name{min-width:0}
-.matrix caption{max-width:32rem}
+.matrix caption{position:sticky;left:0;max-width:min(32rem,calc(100vw - 2rem))}
 .matrix th,.matrix td{border:0;padding:.25rem;text-align:center;vertical-align:middle;border-radius:3px}
 .matrix thead th{color:var(--ink);vertical-align:bottom;font-size:inherit}
-.matrix tbody th{text-align:right;padding-right:.625rem;white-space:nowrap}
+.matrix tbody th{text-align:right;padding-right:.625rem;white-space:nowrap;background:var(--ground);
+  position:sticky;left:0}
 .matrix tbody td{min-width:2.5rem;height:2.5rem}
 .matrix td:not([class]){background:var(--raised)}
 .matrix .corner{color:var(--soft);font-size:.75rem;vertical-align:bottom;text-align:right;padding-right:.625rem}
@@ -156,6 +158,8 @@ path.dashed{stroke:var(--ink);stroke-dasharray:7 5}path.dotted{stroke:var(--ink)
 .cards dl div{display:flex;gap:.5rem;align-items:baseline}
 .cards dt{color:var(--soft);flex:none}.cards dd{font-weight:600}
 .cards dd+dd{margin-left:auto;font-weight:400;white-space:nowrap}
+.cards .long div{flex-wrap:wrap;row-gap:0}.cards .long div+div{margin-top:.375rem}
+.cards .long dd:first-of-type{order:3;flex-basis:100%}
 .cards small{display:block}
 .absent,blockquote{background:var(--raised);border-radius:6px;padding:.75rem;font-size:.875rem}
 
@@ -183,20 +187,24 @@ nav [aria-current]{color:var(--accent);font-weight:500}
 @media (max-width:40rem){
   .wide{display:none}
   .n,.change{white-space:normal}
-  .chart{font-size:16px}
+  .n:has(+.wide){padding-right:0}
+  .rules td:last-child,.rules th:last-child{padding-left:0;width:auto}
+  .rules small{display:none}
   th,td{padding-right:.75rem}
   table{font-size:.875rem}
   .bar{min-width:2.5rem}
   .name{min-width:3rem}
   .cards{grid-template-columns:repeat(2,minmax(0,1fr))}
 }
+@media (max-width:28rem){.chart{font-size:16px}}
 @media (prefers-reduced-motion:no-preference){nav button,summary{transition:color .15s}}
 @media print{
   body{padding:0;font-size:10pt;max-width:none}
   nav{display:none}
   .columns{display:block}
   section+section{margin-top:2rem}
-  h2,h3,caption,summary{break-after:avoid}
+  .chart{font-size:15px}
+  h2,h3,caption,summary,section>p{break-after:avoid}
   figure,tr,.cards li,.figures div{break-inside:avoid}
   .scroll{overflow:visible}
   .track,.fill,.tick,.behind,.ahead,.matrix td{print-color-adjust:exact;-webkit-print-color-adjust:exact}

@@ -66,9 +66,9 @@ def scrolling(content: Markup, name: str) -> Markup:
     return element("div", content, class_="scroll", data_name=name)
 
 
-def folded(summary: object, *body: object, open_: bool = False) -> Markup:
+def folded(summary: object, *body: object) -> Markup:
     """Returns content that waits behind its summary."""
-    return element("details", element("summary", summary), element("div", *body, class_="folded"), open=open_)
+    return element("details", element("summary", summary), element("div", *body, class_="folded"))
 
 
 def paragraphs(*texts: object) -> Markup:

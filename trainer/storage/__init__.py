@@ -51,7 +51,10 @@ def _side(uri: str | Path) -> tuple[ModuleType, str]:
 
 
 def exists(uri: str | Path) -> bool:
-    """Say whether there is a file, an object, a folder, or anything under this prefix."""
+    """Say whether there is a file, an object, a folder, or anything under this prefix.
+
+    A publication that is not finished is not there.
+    """
     side, uri = _side(uri)
     return side.exists(uri)
 
@@ -183,8 +186,8 @@ def write_json(uri: str | Path, value: Any, if_generation: int | None = None) ->
 def delete_prefix(uri: str | Path) -> None:
     """Delete a file, an object, or all that is under `uri`; what is not there is no error.
 
-    In a folder it is gone at once; in a bucket its marker and manifest go first, so that no reader takes a part for the
-    whole.
+    In a folder it is gone at once; in a bucket its marker first says that it is incomplete, so that no reader takes a
+    part for the whole.
 
     Raises:
         BadInput: `uri` is a whole bucket or the root folder.

@@ -1,0 +1,68 @@
+"""Small and real things that many tests share."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_gcs import faults, gcs, gcs_address  # noqa: F401 - fixtures are found by their names
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, str(Path(__file__).parent))
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tfds_data_dir(tmp_path_factory):
+    """Builders that tests prepare go to a folder of this session, never to the home folder."""
+    folder = tmp_path_factory.mktemp("tfds")
+    before = os.environ.get("TFDS_DATA_DIR")
+    os.environ["TFDS_DATA_DIR"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["TFDS_DATA_DIR"]
+    else:
+        os.environ["TFDS_DATA_DIR"] = before
+
+
+@pytest.fixture(scope="session")
+def digits_examples(tmp_path_factory, tfds_data_dir):
+    """The digits dataset, prepared."""
+    from trainer.config import DataConfig
+    from trainer.data.prepare import prepare
+
+    folder = tmp_path_factory.mktemp("digits") / "examples"
+    prepare(DataConfig(), seed=7, folder=folder)
+    return folder
+
+
+@pytest.fixture
+def configuration(tmp_path):
+    """Writes a configuration file and gives its path; the digits with a small model unless the text says otherwise."""
+
+    def write(text="", name="config.yaml"):
+        file = tmp_path / name
+        file.write_text(
+            text
+            or "name: tiny\nseed: 3\ntrain: {model: mlp, epochs: 2}\n"
+            "evaluate: {thresholds: {accuracy: {value_threshold: 0.2}}}\n"
+        )
+        return file
+
+    return write
+
+
+@pytest.fixture
+def predictions():
+    """Labels and probabilities of a made-up classifier that is right most of the time."""
+
+    def make(num_examples=200, num_classes=4, seed=0):
+        random = np.random.default_rng(seed)
+        labels = random.integers(0, num_classes, num_examples)
+        scores = random.normal(size=(num_examples, num_classes)) + 2.0 * np.eye(num_classes)[labels]
+        probabilities = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+        return labels, probabilities
+
+    return make

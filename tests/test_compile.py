@@ -1,0 +1,111 @@
+"""The compiled pipeline: the same bytes each time, and what the cluster is asked for."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+from conftest import REPOSITORY
+
+from pipelines.cli import main
+from pipelines.config import load_config
+from pipelines.training import compile_pipeline
+
+
+@pytest.fixture
+def compiled(configuration, tmp_path):
+    def compile_with(*settings):
+        file = tmp_path / "pipeline.yaml"
+        compile_pipeline(load_config(configuration(), settings), file)
+        return yaml.safe_load(file.read_text())
+
+    return compile_with
+
+
+def tasks_of(spec):
+    tasks = dict(spec["root"]["dag"]["tasks"])
+    for component in spec["components"].values():
+        tasks |= component.get("dag", {}).get("tasks", {})
+    return tasks
+
+
+def test_compiling_twice_in_two_processes_gives_the_same_bytes(tmp_path):
+    written = []
+    for hash_seed in ("1", "2"):
+        file = tmp_path / f"{hash_seed}.yaml"
+        command = [sys.executable, "-m", "pipelines.cli", "compile", "configs/digits.yaml", "-o", str(file)]
+        subprocess.run(command, cwd=REPOSITORY, check=True, env={"PYTHONHASHSEED": hash_seed, "PATH": "/usr/bin:/bin"})
+        written.append(file.read_bytes())
+    assert written[0] == written[1]
+    assert b"prepare-data" in written[0]
+
+
+def test_nothing_is_installed_when_a_container_starts(compiled):
+    assert "pip install" not in json.dumps(compiled())
+
+
+def test_each_section_is_one_json_string_and_reaches_its_own_steps_only(compiled):
+    spec = compiled("train.epochs=9")
+    parameters = spec["root"]["inputDefinitions"]["parameters"]
+    assert json.loads(parameters["train"]["defaultValue"])["epochs"] == 9
+    takers = {
+        section: {
+            name for name, task in tasks_of(spec).items() if section in task.get("inputs", {}).get("parameters", {})
+        }
+        for section in ("data", "train", "evaluate", "push")
+    }
+    assert takers == {
+        "data": {"prepare-data"},
+        "train": {"train-model"},
+        "evaluate": {"evaluate-model", "judge-model"},
+        "push": {"push-model"},
+    }
+
+
+def test_the_exit_task_runs_whatever_happened(compiled):
+    outcome = tasks_of(compiled())["record-outcome"]
+    assert outcome["triggerPolicy"]["strategy"] == "ALL_UPSTREAM_TASKS_COMPLETED"
+
+
+def test_training_asks_for_what_the_cluster_section_says(compiled):
+    spec = compiled(
+        "cluster.image=example/trireme:7",
+        "cluster.cpu='4'",
+        "cluster.memory=16Gi",
+        "cluster.accelerator={type: nvidia.com/gpu, count: 2}",
+        "train.strategy=mirrored",
+        "cluster.retries=5",
+    )
+    executors = spec["deploymentSpec"]["executors"]
+    resources = executors["exec-train-model"]["container"]["resources"]
+    assert resources["resourceCpuRequest"] == "4"
+    assert resources["resourceMemoryRequest"] == resources["resourceMemoryLimit"] == "16Gi"
+    assert resources["accelerator"]["resourceCount"] == "2"
+    assert resources["accelerator"]["resourceType"] == "nvidia.com/gpu"
+    assert {executor["container"]["image"] for executor in executors.values()} == {"example/trireme:7"}
+    tasks = tasks_of(spec)
+    assert tasks["train-model"]["retryPolicy"]["maxRetryCount"] == 5
+    assert "resources" not in executors["exec-prepare-data"]["container"]
+
+
+def test_only_steps_that_depend_on_nothing_but_their_inputs_are_cached(compiled):
+    cached = {name for name, task in tasks_of(compiled()).items() if task.get("cachingOptions", {}).get("enableCache")}
+    assert {"prepare-data", "train-model"} <= cached
+    assert not cached & {"evaluate-model", "judge-model", "push-model", "record-outcome"}
+    uncached = tasks_of(compiled("cluster.cache=false"))
+    assert not uncached["train-model"].get("cachingOptions", {}).get("enableCache")
+
+
+def test_the_places_are_asked_for_when_the_configuration_names_none(compiled):
+    parameters = compiled()["root"]["inputDefinitions"]["parameters"]
+    assert "defaultValue" not in parameters["root"]
+    parameters = compiled("cluster.pipeline_root=gs://bucket/runs/")["root"]["inputDefinitions"]["parameters"]
+    assert parameters["registry"]["defaultValue"] == "gs://bucket/runs/models"
+
+
+@pytest.mark.parametrize("target", ["missing/p.yaml", "p.txt"])
+def test_an_output_that_cannot_be_written_is_refused(configuration, tmp_path, capsys, target):
+    assert main(["compile", str(configuration()), "-o", str(tmp_path / target)]) == 2
+    assert "trireme: --output = " in capsys.readouterr().err
+    assert not (tmp_path / target).exists()

@@ -1,0 +1,168 @@
+"""Preparation: every example once, the same bytes anywhere, whole or not at all."""
+
+import collections
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from conftest import REPOSITORY
+
+from trainer.config import DataConfig, Splits
+from trainer.data.manifest import read_manifest, verify
+from trainer.data.prepare import prepare
+from trainer.data.reading import load_split
+from trainer.errors import BadInput, WorldFailure
+
+TINY = DataConfig(splits=Splits(train="train[:40]", validation="train[40:60]", test="test[:30]"))
+
+
+def everything_in(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+def test_every_example_of_the_source_is_prepared_once(digits_examples):
+    from sklearn.datasets import load_digits
+
+    manifest = read_manifest(digits_examples)
+    source = load_digits()
+    expected = collections.Counter(
+        (np.rint(image * (255 / 16)).astype(np.uint8).tobytes(), int(label))
+        for image, label in zip(source.images, source.target, strict=True)
+    )
+    found = collections.Counter()
+    for split in manifest.splits:
+        images, labels = load_split(digits_examples, manifest, split)
+        assert len(labels) == manifest.splits[split].num_examples
+        assert np.bincount(labels, minlength=10).tolist() == manifest.splits[split].label_counts
+        found.update((image.tobytes(), int(label)) for image, label in zip(images, labels, strict=True))
+    assert found == expected
+
+
+def test_the_same_source_and_configuration_give_the_same_bytes_in_another_process(tmp_path):
+    prepare(TINY, 7, tmp_path / "here")
+    code = (
+        "from pathlib import Path; from trainer.config import *; from trainer.data.prepare import prepare\n"
+        f"prepare(parse_json(DataConfig, {TINY.to_json()!r}), 7, Path({str(tmp_path / 'there')!r}))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, check=True, capture_output=True)
+    assert everything_in(tmp_path / "here") == everything_in(tmp_path / "there")
+
+
+def test_records_are_permuted_and_the_seed_decides_how(tmp_path):
+    one = prepare(TINY, 1, tmp_path / "one")
+    two = prepare(TINY, 2, tmp_path / "two")
+    assert one.digest != two.digest
+    orders = [load_split(tmp_path / name, manifest, "train")[0] for name, manifest in (("one", one), ("two", two))]
+    assert not np.array_equal(*orders)
+    assert sorted(map(bytes, orders[0])) == sorted(map(bytes, orders[1]))
+
+
+def test_prepared_data_is_reused_when_its_content_is_the_same_and_only_then(tmp_path, capfd):
+    store = tmp_path / "prepared"
+    first = prepare(TINY, 7, tmp_path / "first", store)
+    assert prepare(TINY, 7, tmp_path / "second", store) == first
+    assert f"reusing the prepared data {first.digest}" in capfd.readouterr().out
+    assert everything_in(tmp_path / "first") == everything_in(tmp_path / "second")
+    prepare(TINY, 8, tmp_path / "third", store)
+    assert "reusing" not in capfd.readouterr().out
+
+
+def test_damaged_prepared_data_is_not_reused_but_made_again(tmp_path, capfd):
+    store = tmp_path / "prepared"
+    first = prepare(TINY, 7, tmp_path / "first", store)
+    shard = next(store.glob("*/train-*"))
+    content = bytearray(shard.read_bytes())
+    content[30] ^= 1
+    shard.unlink()  # its other name, in the run before, keeps the good bytes
+    shard.write_bytes(content)
+    second = prepare(TINY, 7, tmp_path / "second", store)
+    assert "was altered" in capfd.readouterr().out
+    assert second == first
+    verify(tmp_path / "second", second)
+    verify(shard.parent, read_manifest(shard.parent))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda file: file.unlink(), "is missing"),
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), "bytes instead of"),
+        (lambda file: file.write_bytes(bytes(file.stat().st_size)), "was altered"),
+    ],
+)
+def test_a_shard_that_is_missing_short_or_altered_is_found_and_named(tmp_path, damage, message):
+    manifest = prepare(TINY, 7, tmp_path / "examples")
+    shard = tmp_path / "examples" / manifest.splits["test"].shards[0].name
+    damage(shard)
+    with pytest.raises(WorldFailure, match=message) as failure:
+        verify(tmp_path / "examples", manifest)
+    assert shard.name in str(failure.value)
+
+
+def test_a_manifest_that_was_altered_or_leads_outside_its_folder_is_refused(tmp_path):
+    prepare(TINY, 7, tmp_path / "examples")
+    file = tmp_path / "examples" / "manifest.json"
+    original = file.read_text()
+    file.write_text(original.replace('"num_examples": 40', '"num_examples": 41'))
+    with pytest.raises(BadInput, match="was altered"):
+        read_manifest(tmp_path / "examples")
+    file.write_text(original.replace("train-00000-of-00001.tfrecord", "../../etc/passwd"))
+    with pytest.raises(BadInput, match=r"shards\.0\.name"):
+        read_manifest(tmp_path / "examples")
+    with pytest.raises(BadInput, match="holds no manifest"):
+        read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (DataConfig(name="digitz"), 'data.name = "digitz": no such dataset; did you mean digits?'),
+        (DataConfig(name="digits:9.9.9"), "data.name"),
+        (DataConfig(splits=Splits(test="tests")), 'data.splits.test = "tests"'),
+        (DataConfig(splits=Splits(test="train[80%:]")), "shares 143 examples of train with data.splits.train"),
+        (DataConfig(splits=Splits(validation="train[:10]", test="test")), "shares 10 examples of train"),
+        (DataConfig(image_key="picture"), 'data.image_key = "picture": digits has no such feature'),
+        (DataConfig(label_key="image"), "is Image, not a class label"),
+        (DataConfig(name="mnist", download=False), "is not in"),
+    ],
+)
+def test_a_dataset_that_cannot_be_used_is_refused_with_the_rule(tmp_path, config, message):
+    with pytest.raises(BadInput) as refused:
+        prepare(config, 7, tmp_path / "examples")
+    assert message in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_preparation_that_fails_midway_leaves_nothing(tmp_path, monkeypatch):
+    from trainer.data import prepare as module
+
+    def fail(stream, path):
+        raise OSError(28, os.strerror(28), str(path))
+
+    monkeypatch.setattr(module, "_finish_shard", fail)
+    with pytest.raises(OSError, match="No space left"):
+        prepare(TINY, 7, tmp_path / "examples", tmp_path / "prepared")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_are_resized_where_the_configuration_says_so(tmp_path):
+    manifest = prepare(TINY.model_copy(update={"image_size": (12, 10)}), 7, tmp_path / "examples")
+    images, _ = load_split(tmp_path / "examples", manifest, "test")
+    assert images.shape == (30, 12, 10, 1)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mnist", (28, 28, 1)), ("cifar10", (32, 32, 3))])
+def test_other_builders_take_the_same_road(tmp_path, name, shape):
+    """With made-up content: the real metadata and features, random values, the same examples in every split."""
+    with tfds.testing.mock_data(num_examples=12):
+        manifest = prepare(
+            DataConfig(name=name, splits=Splits(train="train", validation=None, test="test")), 7, tmp_path / "examples"
+        )
+    assert manifest.image.shape == shape
+    assert len(manifest.class_names) == 10
+    images, labels = load_split(tmp_path / "examples", manifest, "train")
+    assert images.shape == (12, *shape)
+    assert labels.max() < 10

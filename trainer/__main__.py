@@ -1,0 +1,143 @@
+"""One step at a time without Kubeflow, with the same sections of the same file.
+
+    python -m trainer prepare  configs/digits.yaml --output examples
+    python -m trainer train    configs/digits.yaml --examples examples --output model
+    python -m trainer evaluate configs/digits.yaml --examples examples --model model --output evaluation
+    python -m trainer export   configs/digits.yaml --examples examples --keras model/model.keras --output exported
+
+Each output folder appears whole or not at all.
+"""
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trainer.config import DataConfig, EvaluateConfig, Section, TrainConfig, parse
+from trainer.config_file import override, read_config_file
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, TriremeError
+
+S = TypeVar("S", bound=Section)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs one step and answers its exit code."""
+    arguments = _parser().parse_args(words)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        arguments.step(arguments)
+    except TriremeError as error:
+        print("\n".join(f"trainer: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("trainer: interrupted; nothing was left half-written", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        print(f"trainer: {error.strerror}: {error.filename}", file=sys.stderr)
+        return EXIT_FAILED
+    except Exception:
+        traceback.print_exc()
+        return EXIT_FAILED
+    return EXIT_DONE
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer", description="Runs one step of a training, without Kubeflow."
+    )
+    steps = parser.add_subparsers(title="steps", metavar="STEP", required=True)
+
+    def step(name: str, function: Any, summary: str, *folders: tuple[str, str]) -> argparse.ArgumentParser:
+        added = steps.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        added.add_argument("config", type=Path, metavar="CONFIG", help="configuration file")
+        added.add_argument("--set", dest="overrides", action="append", default=[], metavar="PATH=VALUE",
+                           help="override a setting; may be repeated")  # fmt: skip
+        for flag, meaning in folders:
+            added.add_argument(flag, type=Path, required=True, metavar="PATH", help=meaning)
+        added.set_defaults(step=function)
+        return added
+
+    examples = ("--examples", "folder of a prepared dataset")
+    output = ("--output", "folder that the result goes to; must not exist or be empty")
+    prepare = step("prepare", _prepare, "write a prepared dataset", output)
+    prepare.add_argument("--store", type=Path, metavar="PATH", help="folder of datasets prepared before, to reuse them")
+    train = step("train", _train, "train and export a model", examples, output)
+    train.add_argument("--checkpoints", type=Path, metavar="PATH",
+                       help="folder of this training's checkpoints (default: OUTPUT.checkpoints)")  # fmt: skip
+    step("evaluate", _evaluate, "measure a model, judge it and write the report", examples,
+         ("--model", "folder of a trained model"), output)  # fmt: skip
+    step("export", _export, "make a SavedModel of a .keras file", examples, ("--keras", "the .keras file"), output)
+    return parser
+
+
+def _section(arguments: argparse.Namespace, model: type[S], name: str) -> tuple[S, int]:
+    """A section of the configuration file, and the seed."""
+    data, lines = read_config_file(arguments.config)
+    data = override(data, arguments.overrides, lines)
+    seed = data.get("seed", 0)
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
+        raise BadInput(f"seed = {seed!r}: must be a whole number from 0 to {2**31 - 1}")
+    return parse(model, data.get(name) or {}, path=name, lines=lines, source=str(arguments.config)), seed
+
+
+def _prepare(arguments: argparse.Namespace) -> None:
+    from trainer.data.prepare import prepare
+
+    config, seed = _section(arguments, DataConfig, "data")
+    prepare(config, seed, arguments.output, arguments.store)
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from trainer.loop import fit
+
+    config, seed = _section(arguments, TrainConfig, "train")
+    checkpoints = arguments.checkpoints or arguments.output.with_name(arguments.output.name + ".checkpoints")
+    fit(config, seed, arguments.examples, arguments.output, checkpoints)
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from trainer.atomic import aside
+    from trainer.evaluate import EVALUATION_FILE, evaluate, write_json
+    from trainer.progress import say
+    from trainer.provenance import provenance
+    from trainer.report import render
+    from trainer.verdict import VERDICT_FILE, judge
+
+    config, _ = _section(arguments, EvaluateConfig, "evaluate")
+    found = evaluate(config, arguments.examples, arguments.model, champion=None)
+    decision = judge(config, found)
+    history = [json.loads(line) for line in (arguments.model / "history.jsonl").read_text().splitlines()]
+    with aside(arguments.output) as partial:
+        write_json(partial / EVALUATION_FILE, found)
+        write_json(partial / VERDICT_FILE, decision)
+        page = render(found, decision, history, {"evaluate": config.model_dump(mode="json"), **provenance()})
+        (partial / "report.html").write_text(page, encoding="utf-8")
+    for metric, value in found["metrics"].items():
+        say(f"{metric} {'not defined' if value is None else format(value, '.4f')}")
+    say(f"{decision['verdict']}: " + "; ".join(decision["reasons"]))
+
+
+def _export(arguments: argparse.Namespace) -> None:
+    import keras
+
+    from trainer.atomic import aside
+    from trainer.data.manifest import read_manifest
+    from trainer.export import export_model
+
+    manifest = read_manifest(arguments.examples)
+    try:
+        model = keras.saving.load_model(arguments.keras, compile=False)
+    except (ValueError, OSError) as error:
+        raise BadInput(f"--keras = {arguments.keras}: cannot be read: {str(error).splitlines()[0]}") from None
+    with aside(arguments.output) as partial:
+        export_model(model, manifest, partial)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
