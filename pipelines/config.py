@@ -8,7 +8,7 @@ Everything that is wrong is reported at once as `BadInput`, each with file and l
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from trainer.config import (
@@ -25,10 +25,9 @@ from trainer.config import (
 from trainer.config_file import override, read_config_file
 from trainer.errors import BadInput
 
-from pipelines.operation import SCHEDULE_NAME, KubeflowConfig, ScheduleConfig
-
-_Quantity = text(r"\d+(\.\d+)?(m|[kMGTPE]i?)?", "a Kubernetes quantity such as 4, 500m or 16Gi")
-
+from pipelines import pods
+from pipelines.operation import KubeflowConfig, ScheduleConfig, ScheduleName
+from pipelines.pods import LabelKey, LabelValue, Name, Quantity
 
 _Name = text(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and hyphens, at most 63, a letter first")
 
@@ -50,20 +49,88 @@ class ClusterConfig(Section):
     pipeline_root: str | None = None
     """Folder or `gs://` prefix for prepared data, checkpoints and the registry. None: given when a run is submitted;
     `trireme run` uses `--root`."""
-    cpu: _Quantity | None = None
+    cpu: Quantity | None = None
     """CPU that the training task asks for, such as `4` or `500m`. None: no request."""
-    memory: _Quantity | None = None
+    memory: Quantity | None = None
     """Memory that the training task asks for and may use, such as `16Gi`. None: no request."""
     accelerator: Accelerator | None = None
     """Accelerators of the training task. None: it trains on the CPU."""
     num_workers: Literal[1] = 1
     """Processes that train together."""
-    service_account: str | None = None
+    gpu: pods.Gpu | None = None
+    """GPUs of the training task with the nodes that have them; in place of `accelerator`."""
+    node_selector: dict[LabelKey, LabelValue] = {}
+    """Labels of the nodes that the training may run on."""
+    node_affinity: list[pods.NodeAffinity] = []
+    """Nodes that the training must, or would rather, run on."""
+    tolerations: list[pods.Toleration] = []
+    """Taints of nodes that the training may run on all the same."""
+    shared_memory: Quantity | None = None
+    """Size of the training's `/dev/shm`, such as `8Gi`, which NCCL needs for several GPUs; it counts as memory. None: 64Mi."""
+    timeout_secs: PositiveInt | None = None
+    """Longest time of the training's pod, after which it is killed and counts as failed. None: no limit."""
+    service_account: Name | None = None
     """Kubernetes service account of the runs' pods. None: the server's own, `pipeline-runner`."""
+    secrets: list[pods.Secret] = []
+    """Kubernetes secrets that every task gets."""
+    volumes: list[pods.Claim] = []
+    """Persistent volume claims that every task mounts."""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When the image is pulled. None: Kubernetes's own rule."""
+    pull_secrets: list[Name] = []
+    """Secrets for the image's registry."""
+    labels: dict[LabelKey, LabelValue] = {}
+    """Labels of every task's pod."""
+    annotations: dict[LabelKey, str] = {}
+    """Annotations of every task's pod."""
+    security: pods.Security | None = None
+    """As whom the tasks run. None: as the image says."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     """How often the cluster starts a failed task again. A local run never does: there a person is looking."""
     cache: bool = True
     """Whether the cluster may reuse the outputs of preparation and training when their inputs are the same."""
+
+    refused: ClassVar[dict[str, str]] = {
+        "priority_class": "cannot be said in a compiled pipeline; make the class the namespace's default, or set it by a"
+        " policy on a label of cluster.labels (docs/operations.md)",
+        "affinity": "only node_affinity can be said in a compiled pipeline; use that",
+        "env": "put what is not secret into the image, and what is into cluster.secrets",
+    }
+
+    @property
+    def num_gpus(self) -> int:
+        """Accelerators of the training task, however they were asked for."""
+        return self.gpu.count if self.gpu else self.accelerator.count if self.accelerator else 0
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings that exclude one another, and names that are taken."""
+        for field in ("gpu", "security", "node_affinity", "tolerations", "secrets", "volumes"):
+            value = getattr(self, field)
+            for index, section in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                for problem in section.problems() if section else ():
+                    place = field if index is None else f"{field}.{index}"
+                    yield problem._replace(path=f"{place}.{problem.path}")
+        if self.gpu is not None and self.accelerator is not None:
+            yield Problem("accelerator", self.accelerator.model_dump(), "stands beside cluster.gpu; give one of them")
+        if self.gpu is not None and self.node_selector.get(self.gpu.label, self.gpu.type) != self.gpu.type:
+            yield Problem(
+                f"node_selector.{self.gpu.label}",
+                self.node_selector[self.gpu.label],
+                f"cluster.gpu.type is {self.gpu.type}",
+            )
+        if self.shared_memory is not None and self.memory is None:
+            yield Problem(
+                "shared_memory", self.shared_memory, "counts as memory, and cluster.memory is null; give that too"
+            )
+        taken: dict[str, str] = {"/dev/shm": "cluster.shared_memory"} if self.shared_memory else {}  # noqa: S108
+        for place, path in [
+            *((f"secrets.{index}.path", one.path) for index, one in enumerate(self.secrets)),
+            *((f"volumes.{index}.path", one.path) for index, one in enumerate(self.volumes)),
+        ]:
+            if path in taken:
+                yield Problem(place, path, f"is taken by {taken[path]}")
+            elif path is not None:
+                taken[path] = place
 
 
 class Config(Section):
@@ -85,7 +152,7 @@ class Config(Section):
     """Where and with what the tasks run."""
     kubeflow: KubeflowConfig = KubeflowConfig()
     """The server that runs the pipeline, and how to get in."""
-    schedules: dict[Annotated[str, Field(pattern=SCHEDULE_NAME)], ScheduleConfig] = {}
+    schedules: dict[ScheduleName, ScheduleConfig] = {}
     """When the pipeline runs by itself, by name."""
 
     def problems(self) -> Iterator[Problem]:
@@ -100,7 +167,7 @@ class Config(Section):
                 yield problem._replace(path=f"schedules.{name}.{problem.path}")
             yield from self._schedule_problems(name, schedule)
         train, cluster = self.train, self.cluster
-        gpus = cluster.accelerator.count if cluster.accelerator else 0
+        gpus = cluster.num_gpus
         if gpus > 1 and train.strategy in ("default", "one_device"):
             yield Problem(
                 "train.strategy", train.strategy, f"would leave {gpus - 1} of {gpus} accelerators idle; use mirrored"

@@ -8,26 +8,30 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from trainer.config import PositiveInt, Problem, Section
+from trainer.config import PositiveInt, Problem, Section, text
 from trainer.errors import BadInput
 
 from pipelines.cron import parse_cron, zone_of
 
-_HOST = r"^https?://[^\s/?#]+(/[^\s?#]*)?$"
-_LABEL_VALUE = r"^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
-SCHEDULE_NAME = r"^[a-z]([-a-z0-9]{0,30}[a-z0-9])?$"
+_Host = text(r"https?://[^\s/?#]+(/[^\s?#]*)?", "an address such as https://kubeflow.example.org/pipeline")
+_Owner = text(
+    r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", "at most 63 letters, digits, hyphens, dots and underscores"
+)
+ScheduleName = text(
+    r"[a-z]([-a-z0-9]{0,30}[a-z0-9])?", "lower-case letters, digits and hyphens, at most 32, a letter first"
+)
 
 
 class KubeflowConfig(Section):
     """Where the Kubeflow Pipelines server is and how to get in. Names files and commands, never a secret itself."""
 
-    host: Annotated[str, Field(pattern=_HOST)] | None = None
+    host: _Host | None = None
     """Address of the server, such as `https://kubeflow.example.org/pipeline`. None: `--host` or TRIREME_KFP_HOST."""
     namespace: str | None = None
     """Kubernetes namespace of the runs where the server keeps users apart. None: it does not."""
     experiment: str | None = None
     """Group of runs on the server. None: the pipeline's name."""
-    owner: Annotated[str, Field(pattern=_LABEL_VALUE)] = "trireme"
+    owner: _Owner = "trireme"
     """Who the schedules belong to; those of another owner are never touched."""
     token_file: str | None = None
     """File with the bearer token."""

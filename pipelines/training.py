@@ -18,6 +18,7 @@ from trainer.errors import BadInput
 from trainer.provenance import source_digest
 
 from pipelines.config import ClusterConfig, Config
+from pipelines.pods import dress, dress_training
 
 SECTIONS = ("data", "train", "evaluate", "push")
 
@@ -75,13 +76,14 @@ def build_pipeline(config: Config) -> Any:
                 )
         for task in (prepared, trained, measured, judged, pushed, outcome):
             task.set_container_image(config.cluster.image)
+            dress(task, config.cluster)
         for task in (prepared, trained, measured, pushed):
             _retry(task, config.cluster)
         for task in (prepared, trained):
             task.set_caching_options(config.cluster.cache)
         for task in (measured, judged, pushed, outcome):  # these depend on the champion, which no cache key holds
             task.set_caching_options(False)
-        _give_resources(trained, config.cluster)
+        dress_training(trained, config.cluster)
 
     return training
 
@@ -129,14 +131,3 @@ def _retry(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:
     if cluster.retries:
         # kfp's own longest pause of an hour in total would end the retries of a long training.
         task.set_retry(cluster.retries, backoff_duration="30s", backoff_factor=2.0, backoff_max_duration="86400s")
-
-
-def _give_resources(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:
-    if cluster.cpu:
-        task.set_cpu_request(cluster.cpu)
-    if cluster.memory:
-        task.set_memory_request(cluster.memory)
-        task.set_memory_limit(cluster.memory)
-    if cluster.accelerator:
-        task.set_accelerator_type(cluster.accelerator.type)
-        task.set_accelerator_limit(cluster.accelerator.count)

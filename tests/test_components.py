@@ -47,7 +47,13 @@ def made(tmp_path_factory):
         EASY.to_json(), made["model"], made["evaluation"], made["verdict"], made["report"]
     )
     push_model.python_func(
-        PushConfig().to_json(), "tiny", registry, made["model"], made["evaluation"], made["verdict"], made["pushed_model"]
+        PushConfig().to_json(),
+        "tiny",
+        registry,
+        made["model"],
+        made["evaluation"],
+        made["verdict"],
+        made["pushed_model"],
     )
     return made | {"folder": folder, "registry": Path(registry)}
 
@@ -136,7 +142,7 @@ def test_record_outcome_records_state_and_error(tmp_path):
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (prepare_data, ('{"name": 3}', 7, "root", None), 'data.name = 3: must be text'),
+        (prepare_data, ('{"name": 3}', 7, "root", None), "data.name = 3: must be text"),
         (prepare_data, ("{", 7, "root", None), "is not JSON"),
         (train_model, ('{"epochs": 0}', 7, "tiny", "root", None, None), "train.epochs = 0: must be at least 1"),
     ],

@@ -127,7 +127,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_one_of_another_configuration_re
     config = TrainConfig(model="mlp")
 
     def trainer():
-        return Trainer(build_strategy(config), lambda: build_model(config, (8, 8, 1), 10), config, list("0123456789"), 10)
+        return Trainer(
+            build_strategy(config), lambda: build_model(config, (8, 8, 1), 10), config, list("0123456789"), 10
+        )
 
     writer = Checkpoints(tmp_path, trainer(), {"train.model": "mlp"}, keep=2)
     for step in (1, 2, 3, 4):

@@ -14,7 +14,7 @@ import pkgutil
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -61,6 +61,9 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    refused: ClassVar[dict[str, str]] = {}
+    """Settings that a person may look for and that cannot be: name → what to do in their place."""
 
     def problems(self) -> Iterator[Problem]:
         """Combinations inside this section that cannot work; paths are relative to the section."""
@@ -376,8 +379,9 @@ def _problem(model: type[Section], entry: dict[str, Any]) -> Problem:
     kind, context = entry["type"], entry.get("ctx", {})
     value = entry["input"]
     if kind == "extra_forbidden":
-        siblings = _fields_at(model, loc[:-1])
-        return Problem(path, value, "unknown key" + suggestion(str(loc[-1]), siblings))
+        section, key = _section_at(model, loc[:-1]), str(loc[-1])
+        known = list(section.model_fields) if section else []
+        return Problem(path, value, getattr(section, "refused", {}).get(key) or "unknown key" + suggestion(key, known))
     if kind == "missing":
         return Problem(path, None, "must be given")
     rules = {
@@ -403,13 +407,20 @@ def _problem(model: type[Section], entry: dict[str, Any]) -> Problem:
     return Problem(path, value, entry["msg"][0].lower() + entry["msg"][1:])
 
 
-def _fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:
-    """Names of the settings of the section at a location, for suggestions."""
+def _section_at(model: Any, loc: Sequence[int | str]) -> type[Section] | None:
+    """The section at a location, through mappings and lists of sections."""
+    kind = model
     for part in loc:
-        field = getattr(model, "model_fields", {}).get(part)
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-    return list(getattr(model, "model_fields", {}))
+        section = _section_in(kind)
+        if section is not None and part in section.model_fields:
+            kind = section.model_fields[part].annotation
+    return _section_in(kind)
+
+
+def _section_in(kind: Any) -> type[Section] | None:
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return kind
+    return next((found for inner in get_args(kind) if (found := _section_in(inner))), None)
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:

@@ -405,12 +405,6 @@ def _create(server: Server, config: Config, wanted: Wanted, replaces: str | None
 def _replace(server: Server, config: Config, step: Step) -> str:
     old = step.found
     _await_quiet(server, [step.wanted.cron, *(one.cron for one in old)])
-    # A sleeping one may be left from an attempt that was broken off; its beginning lies before runs of the old one.
-    asleep = [
-        one for one in recurring_runs(server, config)
-        if one.owner == config.kubeflow.owner and one.name == step.name and one.spec == step.wanted.spec and not one.enabled
-    ]  # fmt: skip
-    _retire(server, asleep)
     new = _create(server, config, step.wanted, old[-1].id if old else None, enabled=not old)
     if not old:
         return ""
