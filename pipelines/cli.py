@@ -129,10 +129,10 @@ def _print_outcome(document: dict) -> None:
     print(f"{'verdict':<14}{document['verdict']}")
     for reason in document["reasons"]:
         print(f"{'':<14}{reason}")
-    metrics = ((key, value) for key, value in document["metrics"]["test"].items() if value is not None)
+    metrics = ((key, value) for key, value in document["metrics"].get("test", {}).items() if value is not None)
     print(f"{'test metrics':<14}" + ", ".join(f"{key} {value:.4f}" for key, value in metrics))
     print(f"{'seconds':<14}" + ", ".join(f"{task} {seconds:.1f}" for task, seconds in document["seconds"].items()))
-    print(f"{'report':<14}{document['artifacts']['report']}")
+    print(f"{'report':<14}{document['artifacts']['report'] or 'none'}")
     print(f"{'model':<14}{document['artifacts']['pushed_model'] or 'not promoted'}")
     print(f"{'run':<14}{document['run_dir']}", flush=True)
 

@@ -14,9 +14,11 @@ from pydantic import Field
 from trainer.config import (
     DataConfig,
     EvaluateConfig,
+    NotifyConfig,
     PositiveInt,
     Problem,
     PushConfig,
+    RetrainConfig,
     Section,
     TrainConfig,
     parse,
@@ -148,12 +150,16 @@ class Config(Section):
     """How the model is measured and what it has to reach."""
     push: PushConfig = PushConfig()
     """Where a blessed model goes."""
+    retrain: RetrainConfig = RetrainConfig()
+    """Whether there is anything to train for."""
     cluster: ClusterConfig = ClusterConfig()
     """Where and with what the tasks run."""
     kubeflow: KubeflowConfig = KubeflowConfig()
     """The server that runs the pipeline, and how to get in."""
     schedules: dict[ScheduleName, ScheduleConfig] = {}
     """When the pipeline runs by itself, by name."""
+    notify: NotifyConfig | None = None
+    """Who hears how a run ended. None: nobody."""
 
     def problems(self) -> Iterator[Problem]:
         """Those of every section, and combinations across sections that cannot work."""
@@ -198,9 +204,9 @@ class Config(Section):
     def _schedule_problems(self, name: str, schedule: ScheduleConfig) -> Iterator[Problem]:
         path = f"schedules.{name}.overrides"
         for setting in schedule.overrides:
-            if setting.partition(".")[0] not in ("data", "train", "evaluate", "push", "seed"):
+            if setting.partition(".")[0] not in ("data", "train", "evaluate", "push", "retrain", "seed"):
                 yield Problem(f"{path}.{setting}", schedule.overrides[setting],
-                              "can override data, train, evaluate, push and seed only")  # fmt: skip
+                              "can override data, train, evaluate, push, retrain and seed only")  # fmt: skip
                 return
         if schedule.overrides:
             try:

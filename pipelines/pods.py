@@ -14,6 +14,8 @@ from pydantic import Field
 from trainer.config import PositiveInt, Problem, Section, text
 
 if TYPE_CHECKING:
+    from trainer.config import NotifyConfig
+
     from pipelines.config import ClusterConfig
 
 _LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -174,6 +176,23 @@ def dress(task: Any, cluster: "ClusterConfig") -> None:
         kubernetes.set_security_context(
             task, cluster.security.run_as_user, cluster.security.run_as_group, cluster.security.run_as_non_root
         )
+
+
+def give_addresses(task: Any, config: "NotifyConfig") -> None:
+    """Gives the exit task the addresses of those it tells, from Kubernetes secrets; without them it still runs."""
+    from kfp import kubernetes
+    from trainer.notify import variable
+
+    for index, channel in enumerate(config.channels):
+        keys = ("url", "to", "from") if channel.kind == "email" else ("url",)
+        kubernetes.use_secret_as_env(task, channel.secret, {key: variable(index, key) for key in keys}, optional=True)
+
+
+def give_run(task: Any) -> None:
+    """Tells a task its run by a variable, which is no part of the cache's key."""
+    from kfp import kubernetes
+
+    kubernetes.use_field_path_as_env(task, "TRIREME_RUN", "metadata.labels['pipeline/runid']")
 
 
 def dress_training(task: Any, cluster: "ClusterConfig") -> None:

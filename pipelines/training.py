@@ -3,11 +3,14 @@
 compile_pipeline(config, Path("digits.yaml"))      # the same configuration gives the same bytes
 """
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from components.decide_training import decide_training
 from components.evaluate_model import evaluate_model
+from components.fingerprint_data import fingerprint_data
 from components.judge_model import judge_model
 from components.prepare_data import prepare_data
 from components.push_model import push_model
@@ -18,9 +21,9 @@ from trainer.errors import BadInput
 from trainer.provenance import source_digest
 
 from pipelines.config import ClusterConfig, Config
-from pipelines.pods import dress, dress_training
+from pipelines.pods import dress, dress_training, give_addresses, give_run
 
-SECTIONS = ("data", "train", "evaluate", "push")
+SECTIONS = ("data", "train", "evaluate", "push", "retrain")
 
 
 def build_pipeline(config: Config) -> Any:
@@ -30,6 +33,8 @@ def build_pipeline(config: Config) -> Any:
     step's inputs, which are its cache key, hold nothing but what the step depends on.
     """
     parameters = parameters_of(config)
+    source, notify = source_of(config), notify_of(config)
+    gated = config.retrain.when == "data_changed"
 
     @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.name}")
     def training(
@@ -37,32 +42,36 @@ def build_pipeline(config: Config) -> Any:
         train: str = parameters["train"],
         evaluate: str = parameters["evaluate"],
         push: str = parameters["push"],
+        retrain: str = parameters["retrain"],
         seed: int = parameters["seed"],
         root: str = parameters.get("root"),
         registry: str = parameters.get("registry"),
     ):
-        name, run = config.name, dsl.PIPELINE_JOB_ID_PLACEHOLDER
-        code = code_identity(config)
-        outcome = record_outcome(name=name, root=root, run=run)
-        with dsl.ExitHandler(outcome):
-            prepared = prepare_data(data=data, seed=seed, root=root, code=code)
-            trained = train_model(
-                train=train, seed=seed, name=name, root=root, code=code, examples=prepared.outputs["examples"]
-            )
-            measured = evaluate_model(
-                evaluate=evaluate,
-                name=name,
-                registry=registry,
-                examples=prepared.outputs["examples"],
-                model=trained.outputs["model"],
-            )
-            judged = judge_model(
-                evaluate=evaluate,
-                root=root,
-                run=run,
-                model=trained.outputs["model"],
-                evaluation=measured.outputs["evaluation"],
-            )
+        name, run, code = config.name, dsl.PIPELINE_JOB_ID_PLACEHOLDER, code_identity(config)
+        cached, retried, others = [], [], []  # the last: they depend on the champion or on files, which no key holds
+        outcome = record_outcome(name=name, root=root, run=run, notify=notify)
+        others.append(outcome)
+        with dsl.ExitHandler(outcome), contextlib.ExitStack() as stack:
+            found = ""
+            if source is not None:
+                fingerprinted = fingerprint_data(source=source)
+                others.append(fingerprinted)
+                retried.append(fingerprinted)
+                found = fingerprinted.output
+            prepared = prepare_data(data=data, seed=seed, root=root, code=code, source=found)
+            examples = prepared.outputs["examples"]
+            if gated:
+                decided = decide_training(
+                    retrain=retrain, name=name, registry=registry, root=root, run=run, examples=examples
+                )
+                others.append(decided)
+                retried.append(decided)
+                stack.enter_context(dsl.If(decided.outputs["Output"] == True, name="needed"))  # noqa: E712 - becomes CEL
+            trained = train_model(train=train, seed=seed, name=name, root=root, code=code, examples=examples)
+            model = trained.outputs["model"]
+            measured = evaluate_model(evaluate=evaluate, name=name, registry=registry, examples=examples, model=model)
+            evaluation = measured.outputs["evaluation"]
+            judged = judge_model(evaluate=evaluate, root=root, run=run, model=model, evaluation=evaluation)
             with dsl.If(judged.outputs["Output"] == True, name="blessed"):  # noqa: E712 - becomes a CEL expression
                 pushed = push_model(
                     push=push,
@@ -70,20 +79,26 @@ def build_pipeline(config: Config) -> Any:
                     registry=registry,
                     root=root,
                     run=run,
-                    model=trained.outputs["model"],
-                    evaluation=measured.outputs["evaluation"],
+                    model=model,
+                    evaluation=evaluation,
                     verdict=judged.outputs["verdict"],
                 )
-        for task in (prepared, trained, measured, judged, pushed, outcome):
+        cached += [prepared, trained]
+        others += [measured, judged, pushed]
+        for task in (*cached, *others):
             task.set_container_image(config.cluster.image)
             dress(task, config.cluster)
-        for task in (prepared, trained, measured, pushed):
+        for task in (*retried, prepared, trained, measured, pushed):
             _retry(task, config.cluster)
-        for task in (prepared, trained):
+        for task in cached:
             task.set_caching_options(config.cluster.cache)
-        for task in (measured, judged, pushed, outcome):  # these depend on the champion, which no cache key holds
+        for task in others:
             task.set_caching_options(False)
         dress_training(trained, config.cluster)
+        if config.notify is not None:
+            give_addresses(outcome, config.notify)
+            for task in cached:  # the others are told their run; it must be no parameter where it would undo the cache
+                give_run(task)
 
     return training
 
@@ -118,6 +133,25 @@ def code_identity(config: Config) -> str:
     tag can be moved.
     """
     return f"{source_digest()} in {config.cluster.image}"
+
+
+def source_of(config: Config) -> str | None:
+    """Where files are whose content may change under the same address. None: the data section fixes the content.
+
+    A builder of TensorFlow Datasets has a version, which fixes what it makes; a folder with prepared builders may be
+    prepared anew.
+    """
+    if config.data.data_dir is None:
+        return None
+    return f"{config.data.data_dir.rstrip('/')}/{config.data.name.partition(':')[0]}"
+
+
+def notify_of(config: Config) -> str:
+    """The notify section as JSON, with the address of Kubeflow's pages filled in; empty where nobody is told."""
+    if config.notify is None:
+        return ""
+    link = config.notify.run_link or config.kubeflow.host
+    return config.notify.model_copy(update={"run_link": link}).to_json()
 
 
 def places_of(config: Config, root: str | None = None) -> dict[str, str]:

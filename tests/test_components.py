@@ -37,19 +37,21 @@ def made(tmp_path_factory):
             "pushed_model": dsl.Model,
         }.items()
     }  # fmt: skip
-    prepare_data.python_func(DATA.to_json(), 7, root, made["examples"])
-    train_model.python_func(TRAIN.to_json(), 7, "tiny", root, made["examples"], made["model"])
+    prepare_data.python_func(DATA.to_json(), 7, root, "code", "", made["examples"])
+    train_model.python_func(TRAIN.to_json(), 7, "tiny", root, "code", made["examples"], made["model"])
     evaluate_model.python_func(
         EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"], made["metrics"],
         made["classification_metrics"],
     )  # fmt: skip
     made["blessed"] = judge_model.python_func(
-        EASY.to_json(), made["model"], made["evaluation"], made["verdict"], made["report"]
+        EASY.to_json(), root, "run-1", made["model"], made["evaluation"], made["verdict"], made["report"]
     )
     push_model.python_func(
         PushConfig().to_json(),
         "tiny",
         registry,
+        root,
+        "run-1",
         made["model"],
         made["evaluation"],
         made["verdict"],
@@ -83,7 +85,12 @@ def test_evaluate_model_counts_every_test_example_once_and_reports_finite_number
 def test_judge_model_answers_one_bool_and_always_writes_verdict_and_report(made, tmp_path):
     assert made["blessed"] is True
     verdict, report = artifact(dsl.Artifact, tmp_path, "verdict"), artifact(dsl.HTML, tmp_path, "report")
-    assert judge_model.python_func(HARD.to_json(), made["model"], made["evaluation"], verdict, report) is False
+    assert (
+        judge_model.python_func(
+            HARD.to_json(), str(tmp_path), "run", made["model"], made["evaluation"], verdict, report
+        )
+        is False
+    )
     decision = json.loads((Path(verdict.path) / "verdict.json").read_text())
     assert decision["verdict"] == "not_blessed"
     assert any("does not hold" in reason for reason in decision["reasons"])
@@ -95,6 +102,15 @@ def test_push_model_stores_what_tensorflow_serving_reads_and_makes_it_champion(m
     assert {"saved_model.pb", "variables", "model.keras", "record.json"} <= {entry.name for entry in version.iterdir()}
     assert json.loads((made["registry"] / "tiny" / "champion.json").read_text())["champion"] == 1
     assert made["pushed_model"].metadata["registry_uri"] == str(version)
+
+
+def test_what_became_of_the_run_is_left_under_its_root_for_those_who_ask_later(made):
+    from trainer.outcome import read
+
+    found = read(str(made["folder"] / "root"), "run-1")
+    assert found["verdict"]["verdict"] == "blessed"
+    assert found["verdict"]["metrics"]["accuracy"] == made["metrics"].metadata["accuracy"]
+    assert found["pushed"]["version"] == 1
 
 
 def test_the_pushed_model_answers_raw_images_with_class_names_and_probabilities(made):
@@ -134,7 +150,7 @@ def test_record_outcome_records_state_and_error(tmp_path):
         state="FAILED", pipeline_job_resource_name="job", pipeline_task_name="train-model", error_code=1,
         error_message="no space left",
     )  # fmt: skip
-    record_outcome.python_func("tiny", status, outcome)
+    record_outcome.python_func("tiny", str(tmp_path), "run", "", status, outcome)
     content = json.loads(Path(outcome.path).read_text())
     assert (content["name"], content["state"], content["error"]) == ("tiny", "FAILED", "no space left")
 
@@ -142,9 +158,9 @@ def test_record_outcome_records_state_and_error(tmp_path):
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (prepare_data, ('{"name": 3}', 7, "root", None), "data.name = 3: must be text"),
-        (prepare_data, ("{", 7, "root", None), "is not JSON"),
-        (train_model, ('{"epochs": 0}', 7, "tiny", "root", None, None), "train.epochs = 0: must be at least 1"),
+        (prepare_data, ('{"name": 3}', 7, "root", "code", "", None), "data.name = 3: must be text"),
+        (prepare_data, ("{", 7, "root", "code", "", None), "is not JSON"),
+        (train_model, ('{"epochs": 0}', 7, "tiny", "root", "code", None, None), "train.epochs = 0: must be at least 1"),
     ],
 )
 def test_a_component_refuses_bad_settings_with_one_sentence_and_exit_code_2(function, arguments, message, capsys):
@@ -158,7 +174,7 @@ def test_a_batch_larger_than_the_split_is_refused_with_the_numbers(made, tmp_pat
     config = TRAIN.model_copy(update={"global_batch_size": 201})
     with pytest.raises(SystemExit) as ended:
         train_model.python_func(
-            config.to_json(), 7, "tiny", str(tmp_path), made["examples"], artifact(dsl.Model, tmp_path, "model")
+            config.to_json(), 7, "tiny", str(tmp_path), "code", made["examples"], artifact(dsl.Model, tmp_path, "model")
         )
     assert ended.value.code == 2
     assert "train.global_batch_size = 201: the train split has 200 examples" in capsys.readouterr().err

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainer.config import DataConfig, EvaluateConfig, PushConfig, TrainConfig, parse_json
+from trainer.config import DataConfig, EvaluateConfig, NotifyConfig, PushConfig, RetrainConfig, TrainConfig, parse_json
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, TriremeError
-from trainer.outcome import note
+from trainer.outcome import note, read
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
 
@@ -37,6 +37,7 @@ def _task(name: str) -> Callable:
             except BaseException as error:
                 code, message = _explained(error)
                 _record(name, {"status": "failed", "exit_code": code, "error": message}, started)
+                _note_failure(name, function, args, kwargs, code, message)
                 traceback.print_exc()
                 print(f"{name}: {message}", file=sys.stderr, flush=True)
                 sys.exit(code)
@@ -59,6 +60,44 @@ def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
         num_classes=len(manifest.class_names),
         **{f"num_{name}_examples": split.num_examples for name, split in manifest.splits.items()},
     )
+
+
+@_task("fingerprint-data")
+def fingerprint_data(source: str) -> str:
+    """Files whose content may have changed → a digest of what they are now."""
+    from trainer.data.fingerprint import fingerprint
+
+    found = fingerprint(source)
+    say(f"{source}: {found[:23]}")
+    return found
+
+
+@_task("decide-training")
+def decide_training(retrain: str, name: str, registry: str, root: str, run: str, examples: Any, decision: Any) -> bool:
+    """Prepared data and the champion → whether to train; where not, the run's outcome says so."""
+    from trainer.data.manifest import read_manifest
+
+    config = parse_json(RetrainConfig, retrain, path="retrain")
+    digest = read_manifest(Path(examples.path)).digest
+    champion = Registry(registry, name).champion()
+    same = champion is not None and champion.record.get("data_digest") == digest
+    if champion is None:
+        reason = "there is no champion yet"
+    elif not same:
+        reason = f"the data differs from what the champion, version {champion.number}, was trained on"
+    else:
+        reason = f"the data is what the champion, version {champion.number}, was trained on"
+    train = not same or config.force
+    if same and config.force:
+        reason += ", and retrain.force is set"
+    content = {"train": train, "reason": reason, "data_digest": digest}
+    Path(decision.path).mkdir(parents=True, exist_ok=True)
+    (Path(decision.path) / "decision.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    decision.metadata.update(content)
+    if not train:
+        note(root, run, "skipped", content)
+    say(f"{'training' if train else 'skipped'}: {reason}")
+    return train
 
 
 @_task("train-model")
@@ -195,14 +234,57 @@ def push_model(
 
 
 @_task("record-outcome")
-def record_outcome(name: str, root: str, run: str, state: str, error_message: str, outcome: Any) -> None:
+def record_outcome(name: str, root: str, run: str, notify: str, state: str, error_message: str, outcome: Any) -> None:
     """How the run ended → `outcome.json`. Runs whatever happened before."""
     content = {"name": name, "state": state, "error": error_message or None, "finished_at": time.time()}
     Path(outcome.path).parent.mkdir(parents=True, exist_ok=True)
     Path(outcome.path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     outcome.metadata.update(state=state)
     note(root, run, "end", content)
+    if notify:
+        _notify(parse_json(NotifyConfig, notify, path="notify"), content, root, run)
     say(f"{name}: {state.lower()}" + (f": {error_message}" if error_message else ""))
+
+
+def _notify(config: NotifyConfig, ended: dict[str, Any], root: str, run: str) -> None:
+    """Tells those who want to know. Nothing that goes wrong here fails the run."""
+    from trainer.notify import event_of, send
+
+    try:
+        parts = read(root, run)
+    except (TriremeError, OSError) as error:
+        print(f"warning: what the tasks noted cannot be read: {error}", file=sys.stderr)
+        parts = {}
+    event = event_of(ended["state"], parts)
+    if event is None:
+        return
+    failure, verdict = parts.get("failure", {}), parts.get("verdict", {})
+    facts = {
+        "name": ended["name"],
+        "run": run,
+        "task": failure.get("task") if event == "failed" else None,
+        "error": (failure.get("error") or ended["error"]) if event == "failed" else None,
+        "reasons": verdict.get("reasons") or ([parts["skipped"]["reason"]] if "skipped" in parts else []),
+        "metrics": verdict.get("metrics"),
+        "version": parts.get("pushed", {}).get("version"),
+        "link": f"{config.run_link.rstrip('/')}/#/runs/details/{run}" if config.run_link else None,
+        "report": verdict.get("report"),
+    }
+    for sentence in send(config, event, facts, os.environ, time.sleep):
+        say(sentence)
+
+
+def _note_failure(name: str, function: Callable, args: tuple, kwargs: dict, code: int, message: str) -> None:
+    """Leaves the first error line for the exit task, where the task knows its root and its run."""
+    import inspect
+
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:
+        return
+    run = given.get("run") or os.environ.get("TRIREME_RUN")
+    if run and given.get("root"):
+        note(given["root"], run, "failure", {"task": name, "error": message.splitlines()[0], "exit_code": code})
 
 
 def _local(root: str, folder: str) -> Path | None:

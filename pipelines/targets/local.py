@@ -195,6 +195,9 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
     artifacts = _artifacts(work.folder)
     verdict = _read(artifacts.get("verdict"), "verdict.json")
     evaluation = _read(artifacts.get("evaluation"), "evaluation.json")
+    decision = _read(artifacts.get("decision"), "decision.json")
+    if decision and not decision["train"]:
+        verdict = {"verdict": "skipped", "reasons": [decision["reason"]]}
     exit_code, message = _explained(work, records, failure)
     document = {
         "run_dir": str(work.folder),
