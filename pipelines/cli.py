@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
 
-from pipelines import commands_kubeflow, commands_schedule
+from pipelines import commands_check, commands_kubeflow, commands_schedule
 
 _EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 bad input, 3 not blessed (with --fail-unless-blessed),
@@ -59,8 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--fail-unless-blessed", action="store_true", help="exit with 3 when the model is not blessed")
 
-    check = _command(commands, "check", _check, "say whether a configuration can work, without running it")
-    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+    commands_check.register(commands, _command)
 
     compile_ = _command(commands, "compile", _compile, "write the pipeline as Kubeflow's YAML")
     compile_.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where the YAML goes")
@@ -135,19 +134,6 @@ def _print_outcome(document: dict) -> None:
     print(f"{'report':<14}{document['artifacts']['report'] or 'none'}")
     print(f"{'model':<14}{document['artifacts']['pushed_model'] or 'not promoted'}")
     print(f"{'run':<14}{document['run_dir']}", flush=True)
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from pipelines.checks import check
-    from pipelines.config import load_config
-
-    findings = check(load_config(arguments.config, arguments.overrides))
-    if arguments.json:
-        print(json.dumps([finding._asdict() for finding in findings], ensure_ascii=False))
-    else:
-        for finding in findings:
-            print(f"{finding.state:<8}{finding.subject}: {finding.message}")
-    return EXIT_BAD_INPUT if any(finding.state == "failed" for finding in findings) else EXIT_DONE
 
 
 def _compile(arguments: argparse.Namespace) -> int:

@@ -218,6 +218,8 @@ class FakeKubeflow:
         return json.loads(raw) if raw else None
 
     def _route(self, method: str, path: str, query: dict[str, str], body: Any) -> Any:
+        if path == "/apis/v1beta1/healthz":
+            return {"tag_name": "2.14.0", "multi_user": self.multi_user}
         path = path.removeprefix("/apis/v2beta1/")
         words = path.split("/")
         key, _, verb = words[1].partition(":") if len(words) > 1 else ("", "", "")
