@@ -126,7 +126,12 @@ def _submit(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"run_id": run.run_id, "name": run.display_name, "link": page}))
         return EXIT_DONE
-    ended = kubeflow.describe(kubeflow.watch(server, run.run_id, show), config, arguments.root)
+    try:
+        finished = kubeflow.watch(server, run.run_id, show)
+    except KeyboardInterrupt:
+        _to_stderr(f"trireme: the run goes on; `trireme runs cancel` with {run.run_id} stops it")
+        raise
+    ended = kubeflow.describe(finished, config, arguments.root)
     if arguments.json:
         print(json.dumps(_plain(ended) | {"link": page}, ensure_ascii=False))
     else:

@@ -26,6 +26,7 @@ from trainer.errors import (
     EXIT_DONE,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
     BadInput,
     TriremeError,
 )
@@ -36,6 +37,7 @@ from pipelines.config import Config
 from pipelines.targets.output import TaskOutput
 
 RUN_FILE = "run.json"
+_STATES = {EXIT_DONE: "succeeded", EXIT_INTERRUPTED: "interrupted", EXIT_PREEMPTED: "preempted"}
 
 
 @dataclass
@@ -201,7 +203,7 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
     exit_code, message = _explained(work, records, failure)
     document = {
         "run_dir": str(work.folder),
-        "state": "succeeded" if failure is None else "failed",
+        "state": _STATES.get(exit_code, "failed"),
         "error": message,
         "verdict": verdict["verdict"] if verdict else None,
         "reasons": verdict["reasons"] if verdict else [],
