@@ -93,7 +93,7 @@ class ClusterConfig(Section):
     """Whether the cluster may reuse the outputs of preparation and training when their inputs are the same."""
 
     refused: ClassVar[dict[str, str]] = {
-        "priority_class": "cannot be said in a compiled pipeline; make the class the namespace's default, or set it by a"
+        "priority_class": "cannot be said in a compiled pipeline; make the class the cluster's default, or set it by a"
         " policy on a label of cluster.labels (docs/operations.md)",
         "affinity": "only node_affinity can be said in a compiled pipeline; use that",
         "env": "put what is not secret into the image, and what is into cluster.secrets",
@@ -198,7 +198,7 @@ class Config(Section):
             BadInput: The overrides make it invalid.
         """
         settings = [f"{path}={json.dumps(value)}" for path, value in self.schedules[name].overrides.items()]
-        data = override(self.model_dump(mode="json", exclude={"schedules"}), settings)
+        data = override(self.model_dump(mode="json", exclude={"schedules"}), settings, {})
         return parse(type(self), data).model_copy(update={"schedules": self.schedules})
 
     def _schedule_problems(self, name: str, schedule: ScheduleConfig) -> Iterator[Problem]:
