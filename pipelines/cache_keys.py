@@ -25,7 +25,7 @@ class Key:
 
 
 def cache_keys(spec: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[str, Key]:
-    """The keys of a compiled pipeline.
+    """The keys of a compiled pipeline, in the order of the tasks.
 
     Args:
         spec: Its specification, the first document of the compiled YAML.
@@ -33,7 +33,15 @@ def cache_keys(spec: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
     """
     parameters = spec["root"].get("inputDefinitions", {}).get("parameters", {})
     bound = {name: arguments.get(name, definition.get("defaultValue")) for name, definition in parameters.items()}
-    return dict(_walk(spec, spec["root"], bound))
+    keys = dict(_walk(spec, spec["root"], bound))
+    return dict(sorted(keys.items(), key=lambda item: (_depth(item[0], keys), item[0])))
+
+
+def _depth(task: str, keys: Mapping[str, Key]) -> int:
+    """How many tasks come before it, one after the other."""
+    values = (str(value) for value in keys[task].parts.values())
+    producers = {value.removeprefix("from ").rpartition(".")[0] for value in values if value.startswith("from ")}
+    return max((1 + _depth(producer, keys) for producer in producers & keys.keys()), default=0)
 
 
 def _walk(spec: Mapping[str, Any], component: Mapping[str, Any], bound: Mapping[str, Any]) -> Iterator[tuple[str, Key]]:

@@ -21,6 +21,7 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
     explain = command(commands, "explain-cache", _explain,
                       "say what each task's cache key is made of, and what changed since the last run")  # fmt: skip
     explain.add_argument("--json", action="store_true", help="print one line of JSON")
+    explain.add_argument("--offline", action="store_true", help="ask no server, and compare with nothing")
     explain.add_argument("--run", default="latest", metavar="RUN", help="run to compare with (default: %(default)s)")
     access_flags(explain)
 
@@ -58,12 +59,13 @@ def _explain(arguments: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         text = kubeflow.compiled(config, Path(folder)).read_text(encoding="utf-8")
     keys = cache_keys(next(iter(yaml.safe_load_all(text))), parameters_of(config))
-    server = connect(arguments, config)
-    experiment = kubeflow.find_experiment(server, kubeflow.experiment_of(config))
-    run = None
-    if arguments.run != "latest" or (experiment and next(kubeflow.runs(server, experiment), None)):
-        run = kubeflow.find_run(server, config, arguments.run)
-    before = _keys_of(server, run) if run else {}
+    run, before = None, {}
+    if not arguments.offline:
+        server = connect(arguments, config)
+        experiment = kubeflow.find_experiment(server, kubeflow.experiment_of(config))
+        if arguments.run != "latest" or (experiment and next(kubeflow.runs(server, experiment), None)):
+            run = kubeflow.find_run(server, config, arguments.run)
+            before = _keys_of(server, run)
     rows = {
         name: {
             "cached": key.cached,
@@ -75,7 +77,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"compared_with": run.run_id if run else None, "tasks": rows}, ensure_ascii=False))
         return EXIT_DONE
-    print(f"compared with {run.display_name} ({run.run_id})" if run else "there is no run yet to compare with")
+    print(f"compared with {run.display_name} ({run.run_id})" if run else "compared with no run")
     for name, row in rows.items():
         print(_row(name, row))
     return EXIT_DONE
@@ -85,7 +87,7 @@ def _row(name: str, row: dict[str, Any]) -> str:
     if not row["cached"]:
         return f"{name:<18} always runs: it depends on the champion, on files, or on its run"
     if row["changes"] is None:
-        lines = [f"{name:<18} has never run"]
+        lines = [f"{name:<18} may come from the cache"]
     elif row["changes"]:
         lines = [f"{name:<18} runs again", *(f"    changed  {change}" for change in row["changes"])]
     else:

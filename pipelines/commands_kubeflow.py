@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from pipelines.config import Config
     from pipelines.targets.access import Server
 
-_ACCESS = ("host", "namespace", "token_file", "token_command", "cookies_file", "ca_file")
+_ACCESS = (
+    "host",
+    "namespace",
+    "token_file",
+    "token_command",
+    "cookies_file",
+    "ca_file",
+    "client_certificate",
+    "client_key",
+)
 
 
 def register(commands: argparse._SubParsersAction, command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -64,6 +73,8 @@ def access_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--cookies-file", metavar="FILE", help="file with the cookies that a proxy asks for")
     group.add_argument("--ca-file", metavar="FILE", help="certificates of the authorities to trust")
+    group.add_argument("--client-certificate", metavar="FILE", help="client certificate in PEM")
+    group.add_argument("--client-key", metavar="FILE", help="its private key")
 
 
 def connect(arguments: argparse.Namespace, config: "Config") -> "Server":

@@ -102,6 +102,12 @@ def test_the_key_of_each_task_is_told_part_by_part(operator: Operator) -> None:
     assert found["tasks"]["evaluate-model"]["cached"] is False
 
 
+def test_offline_the_keys_are_told_and_no_server_is_asked(operator: Operator) -> None:
+    said = operator("explain-cache", "@", "--offline")
+    assert said.out.startswith("compared with no run\nprepare-data       may come from the cache\n")
+    assert operator.server.requests == []
+
+
 def test_what_changed_since_the_last_run_is_told_setting_by_setting(operator: Operator, monkeypatch) -> None:
     operator("submit", "@")
     operator("submit", "@", "--set", "train.epochs=3")

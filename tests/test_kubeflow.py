@@ -8,7 +8,7 @@ import pytest
 from fake_kfp import FakeKubeflow
 from operating import Operator
 
-from trainer import outcome
+from trainer import outcome, storage
 
 PAGE = "<!doctype html><html>Sign in</html>"
 
@@ -66,6 +66,15 @@ def test_what_is_uploaded_is_what_compiles(operator: Operator, tmp_path: Path) -
     (stored,) = (tmp_path / "packages").rglob("pipeline.yaml")
     assert stored.read_text() == version["package"]
     assert stored.parent.name == version["display_name"]
+
+
+def test_the_package_is_stored_in_a_bucket_by_its_digest_once(operator: Operator, gcs: str) -> None:
+    for _ in range(2):
+        said = operator("upload", "@", "--copy-to", f"{gcs}/packages", "--json")
+        assert said.code == 0, said.err
+    uploaded = json.loads(said.out)
+    assert uploaded["copy"] == f"{gcs}/packages/digits/{uploaded['version']}/pipeline.yaml"
+    assert storage.exists(uploaded["copy"])
 
 
 @pytest.mark.parametrize("fault", [{"lost": True}, {"status": 503}, {"status": 429}])

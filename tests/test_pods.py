@@ -96,6 +96,19 @@ def test_the_training_gets_its_nodes_memory_and_time(loaded):
     assert training["activeDeadlineSeconds"] == "86400"
 
 
+def test_what_can_fail_for_a_moment_is_tried_again_with_growing_pauses(tmp_path):
+    (tmp_path / "config.yaml").write_text(EVERYTHING)
+    compile_pipeline(load_config(tmp_path / "config.yaml"), tmp_path / "pipeline.yaml")
+    spec = json_format.MessageToDict(components.load_component_from_file(str(tmp_path / "pipeline.yaml")).pipeline_spec)
+    tasks = {
+        name: task for one in spec["components"].values() for name, task in one.get("dag", {}).get("tasks", {}).items()
+    }
+    for name in ("prepare-data", "train-model", "evaluate-model", "push-model"):
+        assert tasks[name]["retryPolicy"] == {
+            "maxRetryCount": 3, "backoffDuration": "30s", "backoffFactor": 2.0, "backoffMaxDuration": "86400s",
+        }  # fmt: skip
+
+
 def test_no_other_task_asks_for_gpus_or_nodes(loaded):
     pods, containers = loaded
     for name in EVERY_TASK - {"train-model"}:

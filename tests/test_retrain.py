@@ -155,6 +155,14 @@ def test_in_a_bucket_content_counts_and_the_time_does_not(tmp_path, gcs):
     assert storage.versions(f"{gcs}/three")["a"] != first
 
 
+def test_cached_examples_that_were_deleted_are_noticed_before_any_work(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit) as ended:
+        decide(tmp_path, tmp_path / "empty")
+    assert ended.value.code == 1
+    assert "holds no manifest.json; if it came from the cache, it was deleted since" in capsys.readouterr().err
+
+
 def test_force_without_a_condition_is_refused(configuration, capsys):
     assert main(["compile", str(configuration()), "-o", "x.yaml", "--set", "retrain.force=true"]) == 2
     assert "retrain.force = true: changes nothing, since retrain.when is always" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import DataConfig, EvaluateConfig, NotifyConfig, PushConfig, RetrainConfig, TrainConfig, parse_json
-from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, TriremeError
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, TriremeError, WorldFailure
 from trainer.outcome import note, read
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
@@ -75,9 +75,10 @@ def fingerprint_data(source: str) -> str:
 @_task("decide-training")
 def decide_training(retrain: str, name: str, registry: str, root: str, run: str, examples: Any, decision: Any) -> bool:
     """Prepared data and the champion → whether to train; where not, the run's outcome says so."""
-    from trainer.data.manifest import read_manifest
+    from trainer.data.manifest import FILE_NAME, read_manifest
 
     config = parse_json(RetrainConfig, retrain, path="retrain")
+    _present(examples, FILE_NAME)
     digest = read_manifest(Path(examples.path)).digest
     champion = Registry(registry, name).champion()
     same = champion is not None and champion.record.get("data_digest") == digest
@@ -104,10 +105,11 @@ def decide_training(retrain: str, name: str, registry: str, root: str, run: str,
 def train_model(train: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
     """Train section and prepared dataset → exported model in `model.path`."""
     from trainer.checkpoint import run_key
-    from trainer.data.manifest import read_manifest
+    from trainer.data.manifest import FILE_NAME, read_manifest
     from trainer.loop import fit
 
     config = parse_json(TrainConfig, train, path="train")
+    _present(examples, FILE_NAME)
     digest = read_manifest(Path(examples.path)).digest
     checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / run_key(config, seed, digest)
     summary = fit(config, seed, Path(examples.path), Path(model.path), checkpoints)
@@ -126,10 +128,13 @@ def evaluate_model(
     evaluation: Any, metrics: Any, classification_metrics: Any,
 ) -> None:  # fmt: skip
     """Evaluate section, dataset and model → `evaluation.json` and Kubeflow's own metrics."""
+    from trainer.data.manifest import FILE_NAME
     from trainer.evaluate import EVALUATION_FILE, write_json
     from trainer.evaluate import evaluate as measure_model
 
     config = parse_json(EvaluateConfig, evaluate, path="evaluate")
+    _present(examples, FILE_NAME)
+    _present(model, "train.json")
     champions = Registry(registry, name)
     champion = champions.champion()
     with tempfile.TemporaryDirectory() as staged:
@@ -244,6 +249,19 @@ def record_outcome(name: str, root: str, run: str, notify: str, state: str, erro
     if notify:
         _notify(parse_json(NotifyConfig, notify, path="notify"), content, root, run)
     say(f"{name}: {state.lower()}" + (f": {error_message}" if error_message else ""))
+
+
+def _present(artifact: Any, file: str) -> None:
+    """An input that Kubeflow took from its cache may have been deleted since, of which it says nothing.
+
+    Raises:
+        WorldFailure: The artifact is not there.
+    """
+    if not (Path(artifact.path) / file).is_file():
+        raise WorldFailure(
+            f"{artifact.uri}: holds no {file}; if it came from the cache, it was deleted since: run once with"
+            " --set cluster.cache=false, which makes it anew"
+        )
 
 
 def _notify(config: NotifyConfig, ended: dict[str, Any], root: str, run: str) -> None:

@@ -409,7 +409,7 @@ def _make_pipeline(server: Server, name: str) -> str:
     import kfp_server_api as api
 
     # Uploading would name the first version after the pipeline; an empty pipeline leaves every name to its content.
-    body = api.V2beta1Pipeline(display_name=name, name=name, namespace=server.access.namespace)
+    body = api.V2beta1Pipeline(display_name=name, namespace=server.access.namespace)
     try:
         return server.make(
             f"make the pipeline {name}",
