@@ -65,6 +65,8 @@ def test_a_command_gives_the_token_without_a_shell(tmp_path: Path) -> None:
         ({}, {}, "no server is named; give --host"),
         ({}, {"TRIREME_KFP_HOST": "kubeflow"}, "must begin with http"),
         ({"host": "http://h", "token_file": "/nowhere"}, {}, "token_file = /nowhere: cannot be read"),
+        ({"host": "http://h"}, {"TRIREME_KFP_TOKEN": "to\nken"}, "the token must be one line of plain characters"),
+        ({"host": "http://h"}, {"TRIREME_KFP_COOKIES": "sitzung=schlüssel"}, "the cookies must be one line of plain"),
         ({"host": "http://h", "ca_file": "/nowhere"}, {}, "ca_file = /nowhere: there is no such file"),
     ],
 )

@@ -65,6 +65,21 @@ def test_diff_changes_nothing_even_where_everything_is_new(operator: Operator) -
     assert operator.server.changes() == []
 
 
+def test_two_who_apply_at_the_same_moment_end_with_one(operator: Operator) -> None:
+    plain = operator.server._put
+
+    def with_another(store, key, body):
+        if store is operator.server.recurring and len(store) == 0:
+            plain(store, key, {"status": "ENABLED", **body})  # the other one is quicker
+        return plain(store, key, body)
+
+    operator.server._put = with_another
+    said = operator("schedule", "apply", "@")
+    assert "somebody else made one at the same moment" in said.out
+    assert [job["mode"] for job in jobs(operator)] == ["ENABLE"]
+    assert operator("schedule", "diff", "@").code == 0
+
+
 def test_its_overrides_are_arguments_of_the_same_version(operator: Operator) -> None:
     operator.write(WEEKLY + "    overrides: {train.epochs: 3}\n  daily:\n    cron: '@daily'\n    version: latest\n")
     operator("schedule", "apply", "@")

@@ -104,11 +104,16 @@ def find_access(config: KubeflowConfig, flags: Mapping[str, Any], environ: Mappi
         if chosen(name) is not None and not Path(chosen(name)).is_file():
             raise BadInput(f"kubeflow.{name} = {chosen(name)}: there is no such file")
     cookies_file = chosen("cookies_file")
+    token = _token(config, flags, environ)
+    cookies = _secret("cookies_file", cookies_file) if cookies_file else environ.get("TRIREME_KFP_COOKIES")
+    for name, secret in (("token", token), ("cookies", cookies)):
+        if secret is not None and not (secret.isascii() and secret.isprintable()):
+            raise BadInput(f"kubeflow: the {name} must be one line of plain characters, as a header can carry it")
     return Access(
         host=host.rstrip("/"),
         namespace=namespace,
-        token=_token(config, flags, environ),
-        cookies=_secret("cookies_file", cookies_file) if cookies_file else environ.get("TRIREME_KFP_COOKIES"),
+        token=token,
+        cookies=cookies,
         ca_file=chosen("ca_file"),
         client_certificate=chosen("client_certificate"),
         client_key=chosen("client_key"),

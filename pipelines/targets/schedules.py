@@ -256,9 +256,11 @@ def apply(server: Server, config: Config, steps: Iterable[Step], prune: bool = F
                 text = step.reason
             case "create":
                 _create(server, config, step.wanted, None, step.wanted.enabled)
-                text = f"{step.reason}: made"
+                text = f"{step.reason}: made{_undouble(server, config, step.wanted)}"
             case "replace":
-                text = f"{step.reason}: replaced{_replace(server, config, step)}"
+                text = (
+                    f"{step.reason}: replaced{_replace(server, config, step)}{_undouble(server, config, step.wanted)}"
+                )
             case "finish":
                 _wake(server, step.found[0])
                 text = f"{step.reason}: woken"
@@ -416,6 +418,19 @@ def _replace(server: Server, config: Config, step: Step) -> str:
     else:
         _wake(server, new)
     return _retire(server, old)
+
+
+def _undouble(server: Server, config: Config, wanted: Wanted) -> str:
+    """Where somebody else applied at the same moment there are two; of which both keep the older."""
+    owner = config.kubeflow.owner
+    mine = [one for one in recurring_runs(server, config) if one.owner == owner and one.name == wanted.name]
+    for step in _steps(wanted, mine):
+        if step.kind == "disable":
+            for one in step.found:
+                _stop(server, one)
+            _retire(server, [one for one in step.found if one not in step.kept])
+            return "; somebody else made one at the same moment, and the older stays"
+    return ""
 
 
 def _ran_since(server: Server, one: Found, moment: datetime) -> bool:
