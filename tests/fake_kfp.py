@@ -60,6 +60,8 @@ class Fault:
     times: int = 1
     lost: bool = False
     """The request is carried out and its answer never comes."""
+    done: bool = False
+    """The request is carried out, and the answer says that it failed, as a proxy does that gives up too early."""
     hang_secs: float = 0.0
 
 
@@ -185,7 +187,7 @@ class FakeKubeflow:
             fault = self._fault(handler.command, parts.path)
         if fault and fault.hang_secs:
             time.sleep(fault.hang_secs)
-        if fault and not fault.lost:
+        if fault and not fault.lost and not fault.done:
             _answer(handler, fault.status, fault.body, fault.headers)
             return
         with self._lock:
@@ -197,6 +199,9 @@ class FakeKubeflow:
                 status, content = refusal.status, {"error": str(refusal), "code": 5, "message": str(refusal)}
         if fault and fault.lost:
             handler.close_connection = True
+            return
+        if fault and fault.done:
+            _answer(handler, fault.status, fault.body, fault.headers)
             return
         _answer(handler, status, json.dumps(content), {"Content-Type": "application/json"})
 

@@ -136,7 +136,7 @@ def test_a_page_for_people_is_never_taken_for_an_empty_list(fake: FakeKubeflow, 
         server.call("list", lambda client: client.list_pipelines())
 
 
-@pytest.mark.parametrize("fault", [{"lost": True}, {"status": 503}, {"status": 429}])
+@pytest.mark.parametrize("fault", [{"lost": True}, {"status": 503}, {"status": 504, "done": True}, {"status": 429}])
 def test_making_happens_once_whether_the_answer_or_the_request_is_lost(fake, server: Server, fault: dict) -> None:
     import kfp_server_api as api
 

@@ -77,7 +77,7 @@ def test_the_package_is_stored_in_a_bucket_by_its_digest_once(operator: Operator
     assert storage.exists(uploaded["copy"])
 
 
-@pytest.mark.parametrize("fault", [{"lost": True}, {"status": 503}, {"status": 429}])
+@pytest.mark.parametrize("fault", [{"lost": True}, {"status": 503}, {"status": 503, "done": True}, {"status": 429}])
 @pytest.mark.parametrize("path", ["pipelines$", "upload_version", "experiments$", "runs$"])
 def test_a_lost_answer_makes_nothing_twice(operator: Operator, path: str, fault: dict) -> None:
     operator.server.fail("POST", path, **fault)

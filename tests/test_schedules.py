@@ -279,7 +279,7 @@ def test_a_change_that_is_broken_off_has_neither_gap_nor_double_when_it_is_taken
 
 
 @pytest.mark.parametrize("path", [r"recurringruns$", ":disable", ":enable"])
-@pytest.mark.parametrize("fault", [{"lost": True}, {"status": 503}])
+@pytest.mark.parametrize("fault", [{"lost": True}, {"status": 503}, {"status": 504, "done": True}])
 def test_lost_answers_make_no_second_schedule(operator: Operator, path: str, fault: dict) -> None:
     operator.write(HOURLY)
     operator("schedule", "apply", "@")
