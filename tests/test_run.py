@@ -32,15 +32,22 @@ def trireme(*words, **options):
     )
 
 
+@contextlib.contextmanager
 def started(*words):
-    return subprocess.Popen(
+    """A run in a session of its own, none of which outlives the block."""
+    with subprocess.Popen(
         [sys.executable, "-m", "pipelines.cli", *map(str, words)],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def wait_for(process, text):
@@ -159,28 +166,25 @@ def test_a_task_that_crashes_is_named_with_its_cause_and_its_log(blessed, file, 
 def test_a_preempted_run_ends_with_143_and_the_next_one_goes_on(blessed, file):
     root = blessed[2]
     longer = ["run", file, "--root", root, "--set", "train.epochs=1500", "--set", "train.checkpoint_every_steps=20"]
-    process = started(*longer)
-    wait_for(process, "epoch 2/")
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=120)
-    assert process.returncode == 143
-    assert "task train-model failed: SIGTERM after step" in errors
-    process = started(*longer)
-    wait_for(process, "resuming after step")
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=120)
+    with started(*longer) as process:
+        wait_for(process, "epoch 2/")
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 143
+        assert "task train-model failed: SIGTERM after step" in errors
+    with started(*longer) as process:
+        wait_for(process, "resuming after step")
 
 
 @pytest.mark.parametrize("moment", ["prepare-data …", "epoch 1/", "evaluate-model …"])
 def test_ctrl_c_names_the_task_and_leaves_nothing_half_written(blessed, file, moment):
     root = blessed[2]
     epochs = "train.epochs=1500" if moment.startswith("epoch") else "train.epochs=1"
-    process = started("run", file, "--root", root, "--set", epochs)
-    wait_for(process, moment)
-    time.sleep(0.3)
-    with contextlib.suppress(ProcessLookupError):
+    with started("run", file, "--root", root, "--set", epochs) as process:
+        wait_for(process, moment)
+        time.sleep(0.3)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everyone in the foreground
-    _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     task = "train-model" if moment.startswith("epoch") else moment.split()[0]
     assert f"trireme: interrupted in {task}" in errors
