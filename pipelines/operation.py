@@ -13,7 +13,9 @@ from trainer.errors import BadInput
 
 from pipelines.cron import parse_cron, zone_of
 
-_Host = text(r"https?://[^\s/?#]+(/[^\s?#]*)?", "an address such as https://kubeflow.example.org/pipeline")
+_Host = text(
+    r"https?://[^\s/?#@]+(/[^\s?#]*)?", "an address such as https://kubeflow.example.org/pipeline, without a password"
+)
 _Owner = text(
     r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", "at most 63 letters, digits, hyphens, dots and underscores"
 )

@@ -64,6 +64,7 @@ def test_a_command_gives_the_token_without_a_shell(tmp_path: Path) -> None:
     [
         ({}, {}, "no server is named; give --host"),
         ({}, {"TRIREME_KFP_HOST": "kubeflow"}, "must begin with http"),
+        ({}, {"TRIREME_KFP_HOST": "https://me:secret@h"}, "host: holds a name or a password, which would be shown"),
         ({"host": "http://h", "token_file": "/nowhere"}, {}, "token_file = /nowhere: cannot be read"),
         ({"host": "http://h"}, {"TRIREME_KFP_TOKEN": "to\nken"}, "the token must be one line of plain characters"),
         ({"host": "http://h"}, {"TRIREME_KFP_COOKIES": "sitzung=schlüssel"}, "the cookies must be one line of plain"),

@@ -98,7 +98,9 @@ def find_access(config: KubeflowConfig, flags: Mapping[str, Any], environ: Mappi
         host = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
     if host is None:
         raise BadInput("kubeflow.host = null: no server is named; give --host, kubeflow.host or TRIREME_KFP_HOST")
-    if not re.match(r"^https?://[^\s/]", host):
+    if re.match(r"[^/]*//[^/]*@", host):
+        raise BadInput("host: holds a name or a password, which would be shown; give a token or cookies")
+    if not re.match(r"https?://[^\s/]", host):
         raise BadInput(f"host = {host}: must begin with http:// or https://")
     for name in ("ca_file", "client_certificate", "client_key"):
         if chosen(name) is not None and not Path(chosen(name)).is_file():

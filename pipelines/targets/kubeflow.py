@@ -8,7 +8,9 @@ Every function may be called again after a failure: what exists is found, not ma
 """
 
 import contextlib
+import itertools
 import json
+import re
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ from pipelines.targets.access import Server
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 IN_FLIGHT = ("PENDING", "RUNNING", "CANCELING", "PAUSED")
 _RECONNECTS = 60
+_IDENTIFIER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PAGE_SIZE = 100
 _REMOTE = ("gs://", "s3://", "minio://")
 
@@ -270,10 +273,13 @@ def find_run(server: Server, config: Config, word: str, experiment: str | None =
         BadInput: There is none, or more than one.
     """
     experiment_id = find_experiment(server, experiment or experiment_of(config))
-    listed = list(runs(server, experiment_id)) if experiment_id else []
+    listed: Iterator[Any] | list[Any] = runs(server, experiment_id) if experiment_id else []
     if word == "latest":
-        found = listed[:1]
+        found = list(itertools.islice(listed, 1))
+    elif _IDENTIFIER.fullmatch(word):
+        return server.call(f"show the run {word}", lambda client: client.get_run(word))
     else:
+        listed = list(listed)
         exact = [run for run in listed if word in (run.run_id, run.display_name)]
         found = exact or [run for run in listed if run.run_id.startswith(word) or run.display_name.startswith(word)]
     if not found:

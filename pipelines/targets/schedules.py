@@ -327,12 +327,8 @@ def health(
     live = [one for one in mine if one.enabled]
     if not mine:
         return Health(wanted.name, "missing", None, None, None, 0, not wanted.enabled)
-    ids, now = {one.id for one in mine}, server.clock.now()
-    runs = []
-    for experiment_id in sorted({one.experiment_id for one in mine if one.experiment_id}):
-        newest = itertools.islice(kubeflow.runs(server, experiment_id), 300)
-        runs += [run for run in newest if run.recurring_run_id in ids]
-    runs.sort(key=lambda run: run.created_at, reverse=True)
+    now = server.clock.now()
+    runs = sorted(_runs_of(server, mine), key=lambda run: run.created_at, reverse=True)
     ended = [run for run in runs if run.state in kubeflow.ENDED]
     in_a_row = len(list(itertools.takewhile(lambda run: run.state == "FAILED", ended)))
     state, next_at, late = "paused", None, None
@@ -434,8 +430,7 @@ def _undouble(server: Server, config: Config, wanted: Wanted) -> str:
 
 
 def _ran_since(server: Server, one: Found, moment: datetime) -> bool:
-    newest = itertools.islice(kubeflow.runs(server, one.experiment_id), 300) if one.experiment_id else ()
-    return any(run.recurring_run_id == one.id and (run.scheduled_at or run.created_at) > moment for run in newest)
+    return any((run.scheduled_at or run.created_at) > moment for run in _runs_of(server, [one]))
 
 
 def _await_quiet(server: Server, crons: Sequence[str]) -> None:
@@ -476,5 +471,15 @@ def _retire(server: Server, found: Iterable[Found]) -> str:
 
 
 def _in_flight(server: Server, one: Found) -> bool:
-    newest = itertools.islice(kubeflow.runs(server, one.experiment_id), 300) if one.experiment_id else ()
-    return any(run.recurring_run_id == one.id and run.state in kubeflow.IN_FLIGHT for run in newest)
+    return any(run.state in kubeflow.IN_FLIGHT for run in _runs_of(server, [one]))
+
+
+def _runs_of(server: Server, found: Sequence[Found]) -> Iterator[Any]:
+    """The runs that recurring runs started, newest first in each group; the server cannot be asked for them alone."""
+    ids, oldest = {one.id for one in found}, min(one.created_at for one in found)
+    for experiment_id in sorted({one.experiment_id for one in found if one.experiment_id}):
+        for run in kubeflow.runs(server, experiment_id):
+            if run.created_at < oldest:
+                break
+            if run.recurring_run_id in ids:
+                yield run
