@@ -42,8 +42,8 @@ tasks.train_model(config.train.to_json(), config.seed, config.name, str(root), e
 tasks.evaluate_model(
     config.evaluate.to_json(), config.name, registry, examples, model, evaluation, artifact("m"), artifact("c")
 )
-assert tasks.judge_model(config.evaluate.to_json(), model, evaluation, verdict, report)
-tasks.push_model(config.push.to_json(), config.name, registry, model, evaluation, verdict, pushed)
+assert tasks.judge_model(config.evaluate.to_json(), str(root), "run", model, evaluation, verdict, report)
+tasks.push_model(config.push.to_json(), config.name, registry, str(root), "run", model, evaluation, verdict, pushed)
 """
 
 
