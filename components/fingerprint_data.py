@@ -1,11 +1,11 @@
-"""Component: files whose content may have changed into a digest. Never cached."""
+"""Component: files that may have changed into a window and a digest. Never cached."""
 
 from kfp import dsl
 
 
 @dsl.component(base_image="trireme", install_kfp_package=False)
-def fingerprint_data(source: str) -> str:
-    """Answers with a digest of the source's files, which becomes part of the preparation's cache key."""
+def fingerprint_data(data: str) -> str:
+    """Answers with the last day of the window and a digest of the files, which the preparation takes as a parameter."""
     from trainer import tasks
 
-    return tasks.fingerprint_data(source)
+    return tasks.fingerprint_data(data)

@@ -36,10 +36,12 @@ def check(config: Config) -> list[Finding]:
 
 
 def _dataset(config: Config) -> Finding:
-    """Whether the builder exists and its data is at hand; reads metadata only."""
+    """Whether the builder exists and its data is at hand, or files are there; reads metadata only."""
     from trainer.data.tfds_source import describe_builder
     from trainer.errors import TriremeError
 
+    if config.data.source != "tfds":
+        return _files(config)
     try:
         description = describe_builder(config.data)
     except TriremeError as error:
@@ -51,6 +53,25 @@ def _dataset(config: Config) -> Finding:
             "failed", "dataset", f"{description.full_name} is not in {description.folder}; set data.download"
         )
     return Finding("passed", "dataset", f"{description.full_name} is in {description.folder}")
+
+
+def _files(config: Config) -> Finding:
+    from datetime import UTC
+
+    from trainer.data.fingerprint import wanted_files
+    from trainer.data.window import days_of
+    from trainer.errors import TriremeError
+
+    data = config.data
+    try:
+        found = wanted_files(data.path, data.window)
+    except TriremeError as error:
+        return Finding("failed", "dataset", str(error))
+    days = days_of(data.window, datetime.now(UTC)) if data.window else ()
+    window = f" of {days[0]} to {days[-1]}" if days else ""
+    if not found:
+        return Finding("failed", "dataset", f"data.path = {data.path}: there are no files{window}")
+    return Finding("passed", "dataset", f"{data.path}: {len(found):,} files{window}")
 
 
 def _image(config: Config) -> Finding:

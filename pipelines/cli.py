@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     run = _command(commands, "run", _run, "run the compiled pipeline on this machine")
     run.add_argument("--root", type=Path, default=Path("output"), metavar="DIR",
                      help="folder for runs, prepared data, checkpoints and the registry (default: %(default)s)")  # fmt: skip
+    run.add_argument("--as-of", metavar="MOMENT", help="take the data window as it was then, such as 2027-01-29T03:00Z")
     run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess",
                      help="how each task is run (default: %(default)s)")  # fmt: skip
     run.add_argument(
@@ -104,11 +105,11 @@ class _Version(argparse.Action):
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipelines.config import load_config
+    from pipelines.config import load_config_as_of
     from pipelines.targets.local import run
     from pipelines.targets.output import Display, TerminalDisplay
 
-    config = load_config(arguments.config, arguments.overrides)
+    config = load_config_as_of(arguments.config, arguments.overrides, arguments.as_of)
     display = TerminalDisplay(sys.stderr) if sys.stderr.isatty() else Display(sys.stderr)
     outcome = run(config, arguments.root, arguments.runner, display)
     document = outcome.document

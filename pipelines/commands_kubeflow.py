@@ -33,6 +33,9 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
     _common(upload)
 
     submit = command(commands, "submit", _submit, "start a run on the server")
+    submit.add_argument(
+        "--as-of", metavar="MOMENT", help="take the data window as it was then, such as 2027-01-29T03:00Z"
+    )
     submit.add_argument("--wait", action="store_true", help="wait for its end and exit as the run did")
     submit.add_argument("--experiment", metavar="NAME", help="group of runs (default: the pipeline's name)")
     submit.add_argument(
@@ -122,10 +125,11 @@ def _upload(arguments: argparse.Namespace) -> int:
 
 
 def _submit(arguments: argparse.Namespace) -> int:
-    from pipelines.config import load_config
+    from pipelines.config import load_config, load_config_as_of
     from pipelines.targets import kubeflow
 
-    config, base = _load(arguments), load_config(arguments.config)
+    config = load_config_as_of(arguments.config, arguments.overrides, arguments.as_of)
+    base = load_config(arguments.config)
     server = connect(arguments, config)
     submission = kubeflow.Submission(config, base, arguments.root, arguments.experiment)
     run = kubeflow.submit(server, submission)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from trainer.config import (
+    NUMBER_METRICS,
     DataConfig,
     EvaluateConfig,
     NotifyConfig,
@@ -21,6 +22,7 @@ from trainer.config import (
     RetrainConfig,
     Section,
     TrainConfig,
+    ValidateConfig,
     parse,
     text,
 )
@@ -144,6 +146,9 @@ class Config(Section):
     """Decides the order of the records, the first weights and every epoch's order."""
     data: DataConfig = DataConfig()
     """Where the examples come from and how they are prepared."""
+    validate_data: ValidateConfig | None = None
+    """How the prepared data is looked at before anything is trained on it. None: it is not, and the pipeline has no such
+    step."""
     train: TrainConfig = TrainConfig()
     """The model, its optimizer, and how the training goes."""
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -173,6 +178,7 @@ class Config(Section):
                 yield problem._replace(path=f"schedules.{name}.{problem.path}")
             yield from self._schedule_problems(name, schedule)
         train, cluster = self.train, self.cluster
+        yield from self._task_problems()
         gpus = cluster.num_gpus
         if gpus > 1 and train.strategy in ("default", "one_device"):
             yield Problem(
@@ -214,6 +220,28 @@ class Config(Section):
             except BadInput as error:
                 yield Problem(path, schedule.overrides, f"cannot work: {'; '.join(str(error).splitlines())}")
 
+    def _task_problems(self) -> Iterator[Problem]:
+        """Settings of classes where the label is a number, and the other way round, as far as `data.task` says it."""
+        if self.data.task is None:
+            return
+        train, task = self.train, self.data.task
+        other = "accuracy" if task == "regression" else "mean_absolute_error"
+        watched = [("keep_best", train.keep_best)]
+        if train.early_stopping is not None:
+            watched.append(("early_stopping.metric", train.early_stopping.metric))
+        for key, metric in watched:
+            if metric == other:
+                yield Problem(f"train.{key}", metric, f"is no metric of {task} (data.task)")
+        for metric in self.evaluate.thresholds:
+            if (metric in NUMBER_METRICS) != (task == "regression"):
+                yield Problem("evaluate.thresholds", metric, f"is no metric of {task} (data.task)")
+        if task == "regression":
+            for key in ("class_weights", "label_smoothing"):
+                if getattr(train, key):
+                    yield Problem(
+                        f"train.{key}", getattr(train, key), "belongs to classes, and data.task is regression"
+                    )
+
 
 def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:
     """Reads, overrides and validates a configuration file.
@@ -228,6 +256,28 @@ def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:
     data, lines = read_config_file(file)
     data = override(data, overrides, lines)
     return parse(Config, data, lines=lines, source=str(file))
+
+
+def load_config_as_of(file: Path, overrides: Sequence[str], as_of: str | None) -> Config:
+    """Reads a configuration for a run as it would have been at another moment, by the last day of its data window.
+
+    Raises:
+        BadInput: The moment cannot be read, or there is no window that it could move.
+    """
+    config = load_config(file, overrides)
+    if as_of is None:
+        return config
+    from trainer.data.window import last_day
+
+    from pipelines.operation import moment
+
+    if config.data.window is None:
+        raise BadInput(f"--as-of = {as_of}: needs a data.window")
+    try:
+        day = last_day(config.data.window, moment(as_of))
+    except BadInput as error:
+        raise BadInput(f"--as-of = {as_of}: {error}") from None
+    return load_config(file, [*overrides, f"data.window.until={day}"])
 
 
 def json_schema() -> str:

@@ -82,7 +82,7 @@ class ScheduleConfig(Section):
 
     def problems(self) -> Iterator[Problem]:
         """Cron, zone and moments that cannot be read."""
-        for field, read in (("cron", parse_cron), ("timezone", zone_of), ("start", _moment), ("end", _moment)):
+        for field, read in (("cron", parse_cron), ("timezone", zone_of), ("start", moment), ("end", moment)):
             value = getattr(self, field)
             if value is not None:
                 try:
@@ -90,25 +90,26 @@ class ScheduleConfig(Section):
                 except BadInput as error:
                     yield Problem(field, value, str(error))
                     return
-        if self.start is not None and self.end is not None and _moment(self.start) >= _moment(self.end):
+        if self.start is not None and self.end is not None and moment(self.start) >= moment(self.end):
             yield Problem("end", self.end, f"must be after start ({self.start})")
 
     @property
     def start_time(self) -> datetime | None:
         """The first moment."""
-        return None if self.start is None else _moment(self.start)
+        return None if self.start is None else moment(self.start)
 
     @property
     def end_time(self) -> datetime | None:
         """The last moment."""
-        return None if self.end is None else _moment(self.end)
+        return None if self.end is None else moment(self.end)
 
 
-def _moment(text: str) -> datetime:
+def moment(text: str) -> datetime:
+    """A date and time with its zone. Raises BadInput."""
     try:
-        moment = datetime.fromisoformat(text)
+        found = datetime.fromisoformat(text)
     except ValueError:
         raise BadInput("must be a date and time, such as 2027-01-01T00:00:00Z") from None
-    if moment.tzinfo is None:
+    if found.tzinfo is None:
         raise BadInput("must say its time zone, such as 2027-01-01T00:00:00Z or …+01:00")
-    return moment
+    return found

@@ -1,4 +1,4 @@
-"""Configuration → Kubeflow pipeline: prepare → train → evaluate → judge → (blessed) push, and an exit task.
+"""Configuration → Kubeflow pipeline: prepare (→ validate) → train → evaluate → judge → (blessed) push, and an exit task.
 
 compile_pipeline(config, Path("digits.yaml"))      # the same configuration gives the same bytes
 """
@@ -16,7 +16,10 @@ from components.prepare_data import prepare_data
 from components.push_model import push_model
 from components.record_outcome import record_outcome
 from components.train_model import train_model
+from components.validate_data import validate_data
 from kfp import compiler, dsl
+from trainer.data.fingerprint import source_of
+from trainer.data.schema import read_schema
 from trainer.errors import BadInput
 from trainer.provenance import source_digest
 
@@ -33,10 +36,11 @@ def build_pipeline(config: Config) -> Any:
     step's inputs, which are its cache key, hold nothing but what the step depends on.
     """
     parameters = parameters_of(config)
-    source, notify = source_of(config), notify_of(config)
+    notify = notify_of(config)
     gated = config.retrain.when == "data_changed"
+    expected = _schema_text(config)
 
-    @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.name}")
+    @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.subject}")
     def training(
         data: str = parameters["data"],
         train: str = parameters["train"],
@@ -53,13 +57,25 @@ def build_pipeline(config: Config) -> Any:
         others.append(outcome)
         with dsl.ExitHandler(outcome), contextlib.ExitStack() as stack:
             found = ""
-            if source is not None:
-                fingerprinted = fingerprint_data(source=source)
+            if source_of(config.data) is not None:
+                fingerprinted = fingerprint_data(data=data)
                 others.append(fingerprinted)
                 retried.append(fingerprinted)
                 found = fingerprinted.output
             prepared = prepare_data(data=data, seed=seed, root=root, code=code, source=found)
             examples = prepared.outputs["examples"]
+            validated = []
+            if config.validate_data is not None:
+                validated.append(
+                    validate_data(
+                        validate=config.validate_data.to_json(),
+                        schema=expected,
+                        name=name,
+                        registry=registry,
+                        examples=examples,
+                    )
+                )
+                others += validated
             if gated:
                 decided = decide_training(
                     retrain=retrain, name=name, registry=registry, root=root, run=run, examples=examples
@@ -68,6 +84,7 @@ def build_pipeline(config: Config) -> Any:
                 retried.append(decided)
                 stack.enter_context(dsl.If(decided.outputs["Output"] == True, name="needed"))  # noqa: E712 - becomes CEL
             trained = train_model(train=train, seed=seed, name=name, root=root, code=code, examples=examples)
+            (decided if gated else trained).after(*validated)
             model = trained.outputs["model"]
             measured = evaluate_model(evaluate=evaluate, name=name, registry=registry, examples=examples, model=model)
             evaluation = measured.outputs["evaluation"]
@@ -135,17 +152,6 @@ def code_identity(config: Config) -> str:
     return f"{source_digest()} in {config.cluster.image}"
 
 
-def source_of(config: Config) -> str | None:
-    """Where files are whose content may change under the same address. None: the data section fixes the content.
-
-    A builder of TensorFlow Datasets has a version, which fixes what it makes; a folder with prepared builders may be
-    prepared anew.
-    """
-    if config.data.data_dir is None:
-        return None
-    return f"{config.data.data_dir.rstrip('/')}/{config.data.name.partition(':')[0]}"
-
-
 def notify_of(config: Config) -> str:
     """The notify section as JSON, with the address of Kubeflow's pages filled in; empty where nobody is told."""
     if config.notify is None:
@@ -159,6 +165,23 @@ def places_of(config: Config, root: str | None = None) -> dict[str, str]:
     root = root or config.cluster.pipeline_root
     registry = config.push.registry or (f"{root.rstrip('/')}/models" if root else None)
     return {key: value for key, value in (("root", root), ("registry", registry)) if value}
+
+
+def _schema_text(config: Config) -> str:
+    """The content of `validate_data.schema_file`, which no container could open; empty where there is none.
+
+    Raises:
+        BadInput: It cannot be read, or is no schema.
+    """
+    if config.validate_data is None or config.validate_data.schema_file is None:
+        return ""
+    file = Path(config.validate_data.schema_file)
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8"
+        raise BadInput(f"validate_data.schema_file = {file}: cannot be read: {reason}") from None
+    return read_schema(text, path=str(file)).to_text()
 
 
 def _retry(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:

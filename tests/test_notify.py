@@ -214,7 +214,7 @@ def test_the_first_error_line_of_the_task_that_failed_reaches_the_message(open_,
     monkeypatch.setenv("TRIREME_NOTIFY_0_URL", hook.url)
     monkeypatch.setenv("TRIREME_RUN", "run-1")
     with pytest.raises(SystemExit):
-        prepare_data('{"name": 3}', 7, str(tmp_path), None)
+        prepare_data('{"name": 3}', 7, str(tmp_path), "", None)
     end(tmp_path, "FAILED", "pod failed", config("webhook"))
     (body,) = hook.bodies
     assert body["task"] == "prepare-data"

@@ -34,10 +34,10 @@ def test_every_example_of_the_source_is_prepared_once(digits_examples):
     )
     found = collections.Counter()
     for split in manifest.splits:
-        images, labels = load_split(digits_examples, manifest, split)
+        features, labels = load_split(digits_examples, manifest, split)
         assert len(labels) == manifest.splits[split].num_examples
         assert np.bincount(labels, minlength=10).tolist() == manifest.splits[split].label_counts
-        found.update((image.tobytes(), int(label)) for image, label in zip(images, labels, strict=True))
+        found.update((image.tobytes(), int(label)) for image, label in zip(features["image"], labels, strict=True))
     assert found == expected
 
 
@@ -55,7 +55,9 @@ def test_records_are_permuted_and_the_seed_decides_how(tmp_path):
     one = prepare(TINY, 1, tmp_path / "one")
     two = prepare(TINY, 2, tmp_path / "two")
     assert one.digest != two.digest
-    orders = [load_split(tmp_path / name, manifest, "train")[0] for name, manifest in (("one", one), ("two", two))]
+    orders = [
+        load_split(tmp_path / name, manifest, "train")[0]["image"] for name, manifest in (("one", one), ("two", two))
+    ]
     assert not np.array_equal(*orders)
     assert sorted(map(bytes, orders[0])) == sorted(map(bytes, orders[1]))
 
@@ -124,8 +126,8 @@ def test_a_manifest_that_was_altered_or_leads_outside_its_folder_is_refused(tmp_
         (DataConfig(splits=Splits(test="tests")), 'data.splits.test = "tests"'),
         (DataConfig(splits=Splits(test="train[80%:]")), "shares 143 examples of train with data.splits.train"),
         (DataConfig(splits=Splits(validation="train[:10]", test="test")), "shares 10 examples of train"),
-        (DataConfig(image_key="picture"), 'data.image_key = "picture": digits has no such feature'),
-        (DataConfig(label_key="image"), "is Image, not a class label"),
+        (DataConfig(input_keys=["picture"]), 'data.input_keys = "picture": digits has no such feature'),
+        (DataConfig(label_key="image", input_keys=["label"]), "is Image, neither a class nor a number"),
         (DataConfig(name="mnist", download=False), "is not in"),
     ],
 )
@@ -136,33 +138,91 @@ def test_a_dataset_that_cannot_be_used_is_refused_with_the_rule(tmp_path, config
     assert list(tmp_path.iterdir()) == []
 
 
-def test_preparation_that_fails_midway_leaves_nothing(tmp_path, monkeypatch):
-    from trainer.data import prepare as module
+def test_preparation_that_fails_midway_leaves_nothing_where_the_dataset_should_be(tmp_path, monkeypatch):
+    from trainer.data import shards
 
-    def fail(stream, path):
-        raise OSError(28, os.strerror(28), str(path))
+    def fail(*_):
+        raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr(module, "_finish_shard", fail)
+    monkeypatch.setattr(shards, "finish", fail)
+    with pytest.raises(OSError, match="No space left"):
+        prepare(TINY, 7, tmp_path / "examples")
+    assert list(tmp_path.iterdir()) == []
     with pytest.raises(OSError, match="No space left"):
         prepare(TINY, 7, tmp_path / "examples", tmp_path / "prepared")
-    assert list(tmp_path.iterdir()) == []
+    assert not (tmp_path / "examples").exists()
+    assert all(entry.name.startswith(".") for entry in (tmp_path / "prepared").iterdir())
 
 
 def test_images_are_resized_where_the_configuration_says_so(tmp_path):
     manifest = prepare(TINY.model_copy(update={"image_size": (12, 10)}), 7, tmp_path / "examples")
-    images, _ = load_split(tmp_path / "examples", manifest, "test")
-    assert images.shape == (30, 12, 10, 1)
+    features, _ = load_split(tmp_path / "examples", manifest, "test")
+    assert features["image"].shape == (30, 12, 10, 1)
 
 
-@pytest.mark.parametrize(("name", "shape"), [("mnist", (28, 28, 1)), ("cifar10", (32, 32, 3))])
-def test_other_builders_take_the_same_road(tmp_path, name, shape):
+def test_other_builders_take_the_same_road(tmp_path):
     """With made-up content: the real metadata and features, random values, the same examples in every split."""
+    splits = Splits(train="train", validation=None, test="test")
+    found = {}
     with tfds.testing.mock_data(num_examples=12):
-        manifest = prepare(
-            DataConfig(name=name, splits=Splits(train="train", validation=None, test="test")), 7, tmp_path / "examples"
-        )
-    assert manifest.image.shape == shape
-    assert len(manifest.class_names) == 10
-    images, labels = load_split(tmp_path / "examples", manifest, "train")
-    assert images.shape == (12, *shape)
-    assert labels.max() < 10
+        for name in ("mnist", "cifar10", "imdb_reviews", "titanic"):
+            found[name] = prepare(DataConfig(name=name, splits=splits), 7, tmp_path / name)
+            batch = load_split(tmp_path / name, found[name], "train")
+            assert {key: values.shape for key, values in batch[0].items()} == {
+                key: (12, *feature.shape) for key, feature in found[name].features.items()
+            }
+            assert batch[1].max() < len(found[name].class_names)
+    assert found["mnist"].features["image"].shape == (28, 28, 1)
+    assert found["cifar10"].features["image"].shape == (32, 32, 3)
+    assert found["imdb_reviews"].features["text"].kind == "text"
+    kinds = {name: feature.kind for name, feature in found["titanic"].features.items()}
+    assert kinds["age"] == "number"
+    assert kinds["embarked"] == "category"
+    assert "survived" not in kinds
+
+
+def test_features_of_a_nested_builder_are_chosen_by_their_path(tmp_path):
+    class Nested(tfds.core.GeneratorBasedBuilder):
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {
+                "person": {
+                    "age": np.float32,
+                    "town": tfds.features.Text(),
+                    "scores": tfds.features.Tensor(shape=(3,), dtype=np.int32),
+                },
+                "weight": np.float32,
+                "label": np.float64,
+            }
+            return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+        def _split_generators(self, dl_manager):
+            return {"train": self._generate_examples(0, 8), "test": self._generate_examples(8, 12)}
+
+        def _generate_examples(self, low, high):
+            for number in range(low, high):
+                person = {"age": number / 2, "town": f"town {number}", "scores": [number] * 3}
+                yield number, {"person": person, "weight": number + 1, "label": number * 10.0}
+
+    Nested(data_dir=tmp_path / "tfds").download_and_prepare()
+    config = DataConfig(
+        path=str(tmp_path / "tfds" / "nested" / "1.0.0"),
+        splits=Splits(train="train", validation=None, test="test"),
+        input_keys=["person/age", "person/town", "person/scores"],
+        label_key="label",
+        weight_key="weight",
+        kinds={"person/town": "category"},
+    )
+    manifest = prepare(config, 7, tmp_path / "examples")
+    assert {name: (feature.kind, feature.shape) for name, feature in manifest.features.items()} == {
+        "person_age": ("number", ()),
+        "person_town": ("category", ()),
+        "person_scores": ("number", (3,)),
+    }
+    assert manifest.task == "regression"
+    features, labels, weights = load_split(tmp_path / "examples", manifest, "train")
+    assert sorted(labels.tolist()) == [number * 10.0 for number in range(8)]
+    assert (weights == labels / 10 + 1).all()
+    assert (features["person_scores"] == (labels / 10)[:, np.newaxis]).all()
+    assert features["person_town"].tolist() == [b"town %d" % (label / 10) for label in labels]

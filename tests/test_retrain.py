@@ -15,10 +15,12 @@ from pipelines.cli import main
 from pipelines.config import load_config
 from pipelines.training import compile_pipeline
 from trainer import outcome
-from trainer.config import RetrainConfig
+from trainer.config import DataConfig, RetrainConfig, Splits
 from trainer.data.fingerprint import fingerprint
 from trainer.data.manifest import read_manifest
 from trainer.registry import Registry
+
+SHARES = Splits(train="80%", validation="10%", test="10%")
 
 
 @pytest.fixture
@@ -119,7 +121,9 @@ def test_a_run_that_is_told_apart_by_its_identifier_is_never_cached(spec):
 
 def test_a_folder_of_builders_is_looked_at_before_its_preparation_is_taken_from_the_cache(spec):
     found = spec("data.data_dir=gs://bucket/tfds/")
-    assert constant(found, "fingerprint-data", "source") == "gs://bucket/tfds/digits"
+    assert tasks(found)["fingerprint-data"]["inputs"]["parameters"]["data"] == {
+        "componentInputParameter": "pipelinechannel--data"
+    }
     source = tasks(found)["prepare-data"]["inputs"]["parameters"]["source"]
     assert source["taskOutputParameter"]["producerTask"] == "fingerprint-data"
     assert "fingerprint-data" not in tasks(spec())
@@ -130,7 +134,9 @@ def test_a_fingerprint_changes_with_names_sizes_and_content_and_with_nothing_els
     (tmp_path / "a" / "1.csv").write_text("one")
     (tmp_path / "a" / "2.txt").write_text("two")
     os.utime(tmp_path / "a" / "1.csv", (1, 1))
-    whole, tables = fingerprint_data.python_func(str(tmp_path / "a")), fingerprint(f"{tmp_path}/a/*.csv")
+    whole, tables = fingerprint(str(tmp_path / "a")), fingerprint(f"{tmp_path}/a/*.csv")
+    config = DataConfig(source="csv", path=f"{tmp_path}/a", label_key="x", splits=SHARES)
+    assert json.loads(fingerprint_data.python_func(config.to_json())) == {"until": None, "digest": whole}
     assert fingerprint(f"{tmp_path}/a/") == whole
     (tmp_path / "a" / "2.txt").write_text("changed")
     assert fingerprint(str(tmp_path / "a")) != whole

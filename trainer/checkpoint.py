@@ -33,7 +33,7 @@ class State:
     step: int = 0
     """Steps done since the beginning of the training; epoch and place in it follow."""
     epoch_totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    """Sums of the unfinished epoch: loss, correct, count."""
+    """Sums of the unfinished epoch: loss, measure, count."""
     best_step: int | None = None
     """Step of the checkpoint with the best validation so far."""
     best_value: float | None = None

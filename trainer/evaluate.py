@@ -25,7 +25,7 @@ EVALUATION_FILE = "evaluation.json"
 
 _CURVE_POINTS = 200
 
-LOWER_IS_BETTER = frozenset({"loss"})
+LOWER_IS_BETTER = frozenset({"loss", "mean_absolute_error", "root_mean_squared_error"})
 
 
 def evaluate(config: EvaluateConfig, examples: Path, model: Path, champion: tuple[int, Path] | None) -> dict[str, Any]:
@@ -38,61 +38,92 @@ def evaluate(config: EvaluateConfig, examples: Path, model: Path, champion: tupl
         champion: Version number and SavedModel folder of the model that serves now; None where there is none.
 
     Returns:
-        Plain data: `metrics`, `per_class`, `confusion_matrix`, `roc`, `mistakes`, `baseline` and digests.
+        Plain data: `metrics`, `mistakes`, `baseline` and digests; where the label is a class `per_class`,
+        `confusion_matrix` and `roc` too.
 
     Raises:
-        BadInput: The model was exported for other images or classes.
+        BadInput: The model was exported for other features or classes.
         WorldFailure: A damaged shard, or a model that answers NaN.
     """
     manifest = read_manifest(examples)
     verify(examples, manifest, ["test"])
-    images, labels = load_split(examples, manifest, "test")
-    probabilities = predict(model / SAVED_MODEL, images, manifest, config.batch_size)
-    found = measure(labels, probabilities, manifest.class_names)
+    features, labels = load_split(examples, manifest, "test")[:2]
+    answers = predict(model / SAVED_MODEL, features, manifest, config.batch_size)
+    found = _measure(labels, answers, manifest)
     baseline = None
     if champion is not None:
-        baseline = _measure_champion(*champion, images, labels, manifest, config)
+        baseline = _measure_champion(*champion, features, labels, manifest, config)
     return {
-        "task": "classification",
+        "task": manifest.task,
         "split": "test",
         "num_examples": len(labels),
         "class_names": manifest.class_names,
         **found,
-        "mistakes": worst_mistakes(images, labels, probabilities, manifest, config.num_mistakes),
+        "mistakes": worst_mistakes(features, labels, answers, manifest, config.num_mistakes),
         "baseline": baseline,
         "data_digest": manifest.digest,
     }
 
 
-def predict(saved_model: Path, images: np.ndarray, manifest: Manifest, batch_size: int) -> np.ndarray:
-    """Class probabilities [n, classes] float64 that the exported model answers.
+def predict(saved_model: Path, features: dict[str, np.ndarray], manifest: Manifest, batch_size: int) -> np.ndarray:
+    """What the exported model answers, float64: class probabilities [n, classes], or numbers [n].
 
     Raises:
-        BadInput: Its signature does not take these images or answers other classes.
+        BadInput: Its signature does not take these features or answers other classes.
         WorldFailure: An answer is not finite.
     """
     import tensorflow as tf
 
     loaded = tf.saved_model.load(str(saved_model))
     signature = loaded.signatures["serving_default"]
-    takes = signature.structured_input_signature[1].get("image")
-    answers = signature.structured_outputs.get("probabilities")
-    if takes is None or answers is None or list(takes.shape[1:]) != list(manifest.image.shape):
-        raise BadInput(
-            f"{saved_model}: its signature takes {takes}, the data holds images {list(manifest.image.shape)}"
-        )
-    if answers.shape[-1] != len(manifest.class_names):
+    takes = {name: [*spec.shape[1:], spec.dtype.name] for name, spec in signature.structured_input_signature[1].items()}
+    holds = {name: [*feature.shape, feature.dtype] for name, feature in manifest.features.items()}
+    if takes != holds:
+        raise BadInput(f"{saved_model}: its signature takes {takes}, the data holds {holds}")
+    key = "probabilities" if manifest.task == "classification" else "prediction"
+    answers = signature.structured_outputs.get(key)
+    if answers is None:
+        raise BadInput(f"{saved_model}: answers no {key}, and the data is for {manifest.task}")
+    if manifest.class_names and answers.shape[-1] != len(manifest.class_names):
         raise BadInput(f"{saved_model}: answers {answers.shape[-1]} classes, the data has {len(manifest.class_names)}")
+    num_examples = len(next(iter(features.values())))
     parts = []
-    with progress("evaluate-model", total=len(images), unit="example") as bar:
-        for start in range(0, len(images), batch_size):
-            batch = tf.constant(images[start : start + batch_size])
-            parts.append(signature(image=batch)["probabilities"].numpy().astype(np.float64))
-            bar.update(min(start + batch_size, len(images)))
-    probabilities = np.concatenate(parts)
-    if bad := int(np.sum(~np.isfinite(probabilities).all(axis=1))):
-        raise WorldFailure(f"{saved_model}: {bad} of {len(images)} answers are not finite numbers; train it again")
-    return probabilities
+    with progress("evaluate-model", total=num_examples, unit="example") as bar:
+        for start in range(0, num_examples, batch_size):
+            batch = {name: tf.constant(values[start : start + batch_size]) for name, values in features.items()}
+            parts.append(signature(**batch)[key].numpy().astype(np.float64))
+            bar.update(min(start + batch_size, num_examples))
+    found = np.concatenate(parts)
+    if bad := int(np.sum(~np.isfinite(found.reshape(num_examples, -1)).all(axis=1))):
+        raise WorldFailure(f"{saved_model}: {bad} of {num_examples} answers are not finite numbers; train it again")
+    return found
+
+
+def _measure(labels: np.ndarray, answers: np.ndarray, manifest: Manifest) -> dict[str, Any]:
+    if manifest.task == "regression":
+        return measure_numbers(labels.astype(np.float64), answers)
+    return measure(labels, answers, manifest.class_names)
+
+
+def measure_numbers(labels: np.ndarray, predictions: np.ndarray) -> dict[str, Any]:
+    """Metrics of predicted numbers.
+
+    Args:
+        labels: True numbers [n] float64.
+        predictions: [n] float64.
+
+    Returns:
+        `metrics` by name, in the label's units; `r2` is None where all labels are the same.
+    """
+    errors = predictions - labels
+    squares, spread = float(np.mean(errors**2)), float(np.var(labels))
+    return {
+        "metrics": {
+            "mean_absolute_error": float(np.mean(np.abs(errors))),
+            "root_mean_squared_error": math.sqrt(squares),
+            "r2": 1.0 - squares / spread if spread > 0 else None,
+        }
+    }
 
 
 def measure(labels: np.ndarray, probabilities: np.ndarray, class_names: list[str]) -> dict[str, Any]:
@@ -136,26 +167,48 @@ def measure(labels: np.ndarray, probabilities: np.ndarray, class_names: list[str
 
 
 def worst_mistakes(
-    images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, manifest: Manifest, count: int
+    features: dict[str, np.ndarray], labels: np.ndarray, answers: np.ndarray, manifest: Manifest, count: int
 ) -> list[dict[str, Any]]:
-    """The examples whose wrong answer was the surest, with their pictures as raw bytes."""
-    predicted = probabilities.argmax(axis=1)
-    wrong = np.flatnonzero(predicted != labels)
-    surest = wrong[np.argsort(-probabilities[wrong, predicted[wrong]], kind="stable")][:count]
+    """The examples whose wrong answer was the surest (numbers: the farthest from the label), with what was seen."""
+    if manifest.task == "regression":
+        worst = np.argsort(-np.abs(answers - labels), kind="stable")[:count]
+        told = [{"label": float(labels[index]), "predicted": float(answers[index])} for index in worst]
+    else:
+        predicted = answers.argmax(axis=1)
+        wrong = np.flatnonzero(predicted != labels)
+        worst = wrong[np.argsort(-answers[wrong, predicted[wrong]], kind="stable")][:count]
+        told = [
+            {
+                "label": manifest.class_names[labels[index]],
+                "predicted": manifest.class_names[predicted[index]],
+                "probability": float(answers[index, predicted[index]]),
+                "label_probability": float(answers[index, labels[index]]),
+            }
+            for index in worst
+        ]
     return [
-        {
-            "index": int(index),
-            "label": manifest.class_names[labels[index]],
-            "predicted": manifest.class_names[predicted[index]],
-            "probability": float(probabilities[index, predicted[index]]),
-            "label_probability": float(probabilities[index, labels[index]]),
-            "image": {
-                "shape": list(images[index].shape),
-                "pixels_base64": base64.b64encode(images[index].tobytes()).decode(),
-            },
-        }
-        for index in surest
+        {"index": int(index), **told, **_seen(features, manifest, index)}
+        for index, told in zip(worst, told, strict=True)
     ]
+
+
+def _seen(features: dict[str, np.ndarray], manifest: Manifest, index: int) -> dict[str, Any]:
+    """One example for a page: its first image as raw bytes, everything else as text."""
+    seen: dict[str, Any] = {}
+    words = []
+    for name, feature in sorted(manifest.features.items()):
+        value = features[name][index]
+        if feature.kind == "image" and "image" not in seen:
+            seen["image"] = {
+                "shape": list(value.shape),
+                "pixels_base64": base64.b64encode(value.tobytes()).decode(),
+            }
+        elif feature.kind == "number":
+            words.append(f"{name} {np.array2string(value, precision=4, threshold=8)}")
+        elif feature.kind != "image":
+            text = value.decode("utf-8", errors="replace")
+            words.append(text if len(features) == 1 else f"{name} {text}")
+    return {**seen, "text": ", ".join(words)} if words else seen
 
 
 def write_json(file: Path, value: Any) -> None:
@@ -164,14 +217,19 @@ def write_json(file: Path, value: Any) -> None:
 
 
 def _measure_champion(
-    version: int, folder: Path, images: np.ndarray, labels: np.ndarray, manifest: Manifest, config: EvaluateConfig
+    version: int,
+    folder: Path,
+    features: dict[str, np.ndarray],
+    labels: np.ndarray,
+    manifest: Manifest,
+    config: EvaluateConfig,
 ) -> dict[str, Any]:
     try:
-        probabilities = predict(folder, images, manifest, config.batch_size)
+        answers = predict(folder, features, manifest, config.batch_size)
     except BadInput as error:
         return {"version": version, "incompatible": str(error), "metrics": {}, "per_class": []}
-    found = measure(labels, probabilities, manifest.class_names)
-    return {"version": version, "metrics": found["metrics"], "per_class": found["per_class"]}
+    found = _measure(labels, answers, manifest)
+    return {"version": version, "metrics": found["metrics"], "per_class": found.get("per_class", [])}
 
 
 def _roc(positive: np.ndarray, scores: np.ndarray, name: str) -> dict[str, Any]:

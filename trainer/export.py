@@ -1,4 +1,4 @@
-"""The trained model as what is served: a SavedModel that takes raw images, and the `.keras` file beside it.
+"""The trained model as what is served: a SavedModel that takes raw features, and the `.keras` file beside it.
 
 export_model(model, manifest, Path("model"))      # model/saved_model, model/model.keras
 """
@@ -15,12 +15,13 @@ KERAS_FILE = "model.keras"
 def export_model(model: Any, manifest: Manifest, folder: Path) -> None:
     """Writes `saved_model/` and `model.keras` into `folder`; the caller makes it appear whole.
 
-    The signature `serving_default` maps `image` [batch, height, width, channels] uint8 to `class_name` [batch] string,
-    `class_index` [batch] int64 and `probabilities` [batch, classes] float32.
+    The signature `serving_default` takes each feature by its name, raw, [batch, *shape]. Where the label is a class it
+    answers `class_name` [batch] string, `class_index` [batch] int64 and `probabilities` [batch, classes] float32; where
+    it is a number, `prediction` [batch] float32.
 
     Args:
-        model: A Keras model from raw images to logits.
-        manifest: Names the classes and the image's shape.
+        model: A Keras model that keeps the contract of `trainer.spec`.
+        manifest: Names the features and the classes.
         folder: An empty folder.
     """
     import keras
@@ -28,14 +29,20 @@ def export_model(model: Any, manifest: Manifest, folder: Path) -> None:
 
     archive = keras.export.ExportArchive()
     archive.track(model)
-    class_names = tf.constant(manifest.class_names)
+    class_names = tf.constant(manifest.class_names, tf.string)
 
-    def serve(image: Any) -> dict[str, Any]:
-        probabilities = tf.nn.softmax(tf.cast(model(image, training=False), tf.float32))
+    def serve(features: dict[str, Any]) -> dict[str, Any]:
+        outputs = tf.cast(model(features, training=False), tf.float32)
+        if manifest.task == "regression":
+            return {"prediction": outputs[:, 0]}
+        probabilities = tf.nn.softmax(outputs)
         index = tf.argmax(probabilities, axis=-1)
         return {"class_name": tf.gather(class_names, index), "class_index": index, "probabilities": probabilities}
 
-    spec = tf.TensorSpec([None, *manifest.image.shape], tf.uint8, name="image")
-    archive.add_endpoint("serving_default", serve, input_signature=[spec])
+    specs = {
+        name: tf.TensorSpec([None, *feature.shape], feature.dtype, name=name)
+        for name, feature in manifest.features.items()
+    }
+    archive.add_endpoint("serving_default", serve, input_signature=[specs])
     archive.write_out(str(folder / SAVED_MODEL), verbose=False)
     model.save(folder / KERAS_FILE)

@@ -22,8 +22,11 @@ from trainer.data.reading import open_feed
 from trainer.errors import BadInput, Preempted, WorldFailure
 from trainer.export import export_model
 from trainer.models import build_model
+from trainer.objective import Totals, objective_of
 from trainer.progress import progress, say
-from trainer.step import Totals, Trainer
+from trainer.registry_files import keep_data
+from trainer.spec import spec_of
+from trainer.step import Trainer
 from trainer.strategy import build_strategy
 
 _SECONDS_PER_LOOP = 0.5  # longest time between two looks at signals and the progress display
@@ -74,10 +77,12 @@ def fit(
     steps_per_epoch = math.ceil(train_feed.num_examples / config.global_batch_size)
     total_steps = steps_per_epoch * config.epochs
 
-    def build() -> Any:
-        return build_model(config, manifest.image.shape, len(manifest.class_names))
+    spec = spec_of(manifest, examples, config.augmentation)
 
-    trainer = Trainer(strategy, build, config, manifest.class_names, total_steps)
+    def build() -> Any:
+        return build_model(config, spec)
+
+    trainer = Trainer(strategy, build, config, objective_of(spec, config), total_steps)
     say(
         f"training {config.model} with {trainer.model.count_params():,} parameters on {train_feed.num_examples:,} examples:"
         f" {config.epochs} epochs of {steps_per_epoch} steps, batch {config.global_batch_size} over"
@@ -124,6 +129,7 @@ def fit(
     }
     with aside(folder) as partial:
         export_model(_plain_copy(trainer, build), manifest, partial)
+        keep_data(examples, partial)
         history = "".join(json.dumps(row) + "\n" for row in state.history)
         (partial / "history.jsonl").write_text(history, encoding="utf-8")
         (partial / "train.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
@@ -184,21 +190,22 @@ def _finish_epoch(
         "epoch": epoch + 1,
         "step": state.step,
         "num_examples": int(totals.count),
-        "loss": totals.loss / totals.count,
-        "accuracy": totals.correct / totals.count,
+        **trainer.objective.metrics(totals),
         "learning_rate": trainer.learning_rate(state.step - 1),
         "seconds": round(seconds, 3),
     }
     if feed is not None:
         found = _evaluate(trainer, feed, config)
         assert found.count == feed.num_examples, f"the validation saw {found.count} of {feed.num_examples} examples"
-        row["validation_loss"], row["validation_accuracy"] = found.loss / found.count, found.correct / found.count
+        row |= {f"validation_{name}": value for name, value in trainer.objective.metrics(found).items()}
         _judge_epoch(state, row, config)
     state.history.append(row)
     state.epoch_totals = [0.0, 0.0, 0.0]
-    validation = f", validation loss {row['validation_loss']:.4f}" if feed is not None else ""
-    accuracy = f", accuracy {row['validation_accuracy']:.4f}" if feed is not None else ""
-    say(f"epoch {epoch + 1}/{config.epochs}: loss {row['loss']:.4f}{validation}{accuracy}")
+    validation = ""
+    if feed is not None:
+        measure = trainer.objective.measure
+        validation = f", validation loss {row['validation_loss']:.4f}, {measure} {row[f'validation_{measure}']:.4f}"
+    say(f"epoch {epoch + 1}/{config.epochs}: loss {row['loss']:.4f}{validation}")
 
 
 def _evaluate(trainer: Trainer, feed: Any, config: TrainConfig) -> Totals:
@@ -213,7 +220,7 @@ def _judge_epoch(state: State, row: dict, config: TrainConfig) -> None:
     if metric is None:
         return
     value = row[f"validation_{metric}"]
-    gain = 0.0 if state.best_value is None else (state.best_value - value) * (1 if metric == "loss" else -1)
+    gain = 0.0 if state.best_value is None else (state.best_value - value) * (-1 if metric == "accuracy" else 1)
     if state.best_value is None or gain > (stopping.min_delta if stopping else 0.0):
         state.best_value, state.best_step, state.epochs_without_improvement = value, row["step"], 0
         return

@@ -16,23 +16,13 @@ Many steps run inside one graph call, so that Python is out of the way.
 
 import json
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from trainer.config import TrainConfig
 from trainer.errors import BadInput
-
-
-class Totals(NamedTuple):
-    """Sums over real examples, from which means follow exactly."""
-
-    loss: float
-    """Sum of per-example losses (without regularisation)."""
-    correct: float
-    """Examples whose most probable class is the label."""
-    count: float
-    """Examples."""
+from trainer.objective import Objective, Totals
 
 
 class Trainer:
@@ -42,20 +32,19 @@ class Trainer:
         strategy: Where it runs.
         build: Makes the model; called inside the strategy's scope.
         config: The train section.
-        class_names: Names of the classes, for the class weights.
+        objective: The loss and the measure of the task.
         total_steps: Steps of the whole training, for the learning-rate schedule.
 
     Raises:
-        BadInput: The optimizer or its arguments do not exist, or a class weight names no class.
+        BadInput: The optimizer or its arguments do not exist.
     """
 
     def __init__(
-        self, strategy: Any, build: Callable[[], Any], config: TrainConfig, class_names: list[str], total_steps: int
+        self, strategy: Any, build: Callable[[], Any], config: TrainConfig, objective: Objective, total_steps: int
     ) -> None:
         import tensorflow as tf
 
-        self.strategy, self.config = strategy, config
-        self._class_weights = _class_weights(config, class_names)
+        self.strategy, self.config, self.objective = strategy, config, objective
         with strategy.scope():
             self.model = build()
             self.optimizer = build_optimizer(config, total_steps)
@@ -127,20 +116,21 @@ class Trainer:
 
         return replica
 
-    def _train_share(self, size: Any, images: Any, labels: Any) -> Any:
+    def _train_share(self, size: Any, *batch: Any) -> Any:
         import tensorflow as tf
 
         variables = [variable.value for variable in self.model.trainable_variables]
         parts = self.config.gradient_accumulation_steps
         if parts == 1:
-            gradients, sums = self._gradients(size, images, labels, variables)
+            gradients, sums = self._gradients(size, batch, variables)
         else:
-            count = tf.shape(labels, tf.int64)[0]
+            count = tf.shape(batch[1], tf.int64)[0]
             gradients = [tf.zeros_like(variable) for variable in variables]
             sums = tf.zeros(3, tf.float64)
             for part in tf.range(tf.constant(parts, tf.int64)):
                 low, high = count * part // parts, count * (part + 1) // parts
-                more, more_sums = self._gradients(size, images[low:high], labels[low:high], variables)
+                share = tf.nest.map_structure(lambda values: values[low:high], batch)  # noqa: B023 - used at once
+                more, more_sums = self._gradients(size, share, variables)
                 gradients = [a + b for a, b in zip(gradients, more, strict=True)]
                 sums += more_sums
         context = tf.distribute.get_replica_context()
@@ -153,41 +143,32 @@ class Trainer:
         self.optimizer.apply(gradients, self.model.trainable_variables)
         return sums
 
-    def _gradients(self, size: Any, images: Any, labels: Any, variables: list[Any]) -> tuple[list[Any], Any]:
+    def _gradients(self, size: Any, batch: tuple, variables: list[Any]) -> tuple[list[Any], Any]:
         """This share's part of the gradient of the global batch's loss, and its sums."""
         import tensorflow as tf
 
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         parts = self.config.gradient_accumulation_steps
+        features, labels, *own_weights = batch
         with tf.GradientTape() as tape:
-            logits = self.model(images, training=True)
-            losses = self._losses(logits, labels)
-            weights = tf.gather(self._class_weights, labels) if self._class_weights is not None else 1.0
+            outputs = self.model(features, training=True)
+            losses = self.objective.losses(outputs, labels)
+            weights = self.objective.weights(labels)
+            for own in own_weights:
+                weights *= own
             objective = tf.reduce_sum(losses * weights) / tf.cast(size, losses.dtype)
             if self.model.losses:
                 objective += tf.add_n(self.model.losses) / (replicas * parts)
         gradients = tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return gradients, _sums(losses, logits, labels)
+        return gradients, self.objective.sums(losses, outputs, labels)
 
-    def _evaluate_share(self, size: Any, images: Any, labels: Any) -> Any:
+    def _evaluate_share(self, size: Any, features: Any, labels: Any, *_: Any) -> Any:
         import tensorflow as tf
 
-        logits = self.model(images, training=False)
-        sums = _sums(self._losses(logits, labels), logits, labels)
+        outputs = self.model(features, training=False)
+        sums = self.objective.sums(self.objective.losses(outputs, labels), outputs, labels)
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, sums) if context.num_replicas_in_sync > 1 else sums
-
-    def _losses(self, logits: Any, labels: Any) -> Any:
-        """Cross-entropy of each example [batch] float32."""
-        import tensorflow as tf
-
-        logits = tf.cast(logits, tf.float32)
-        smoothing = self.config.label_smoothing
-        if not smoothing:
-            return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-        num_classes = logits.shape[-1]
-        targets = tf.one_hot(labels, num_classes) * (1.0 - smoothing) + smoothing / num_classes
-        return tf.nn.softmax_cross_entropy_with_logits(targets, logits)
 
     def _move_averages(self) -> None:
         decay = self.config.ema_decay
@@ -238,21 +219,3 @@ def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
             ) from None
         reason = str(error).strip().splitlines()[0]
         raise BadInput(f"train.optimizer_args = {json.dumps(config.optimizer_args)}: {reason}") from None
-
-
-def _class_weights(config: TrainConfig, class_names: list[str]) -> np.ndarray | None:
-    for name in config.class_weights:
-        if name not in class_names:
-            raise BadInput(f"train.class_weights.{name}: no such class (classes: {', '.join(class_names[:20])})")
-    if not config.class_weights:
-        return None
-    return np.array([config.class_weights.get(name, 1.0) for name in class_names], np.float32)
-
-
-def _sums(losses: Any, logits: Any, labels: Any) -> Any:
-    """[loss, correct, count] float64 of a share, which may be empty."""
-    import tensorflow as tf
-
-    correct = tf.equal(tf.argmax(logits, axis=-1, output_type=tf.int32), labels)
-    sums = [tf.reduce_sum(losses), tf.reduce_sum(tf.cast(correct, tf.float32)), tf.cast(tf.size(labels), tf.float32)]
-    return tf.cast(tf.stack(sums), tf.float64)

@@ -12,11 +12,21 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainer.config import DataConfig, EvaluateConfig, NotifyConfig, PushConfig, RetrainConfig, TrainConfig, parse_json
-from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, TriremeError, WorldFailure
+from trainer.config import (
+    DataConfig,
+    EvaluateConfig,
+    NotifyConfig,
+    PushConfig,
+    RetrainConfig,
+    TrainConfig,
+    ValidateConfig,
+    parse_json,
+)
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError, WorldFailure
 from trainer.outcome import note, read
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
@@ -50,26 +60,34 @@ def _task(name: str) -> Callable:
 
 
 @_task("prepare-data")
-def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
-    """Data section → prepared dataset in `examples.path`."""
+def prepare_data(data: str, seed: int, root: str, source: str, examples: Any) -> None:
+    """Data section, and what `fingerprint_data` found (empty where it did not run) → prepared dataset in `examples.path`."""
     from trainer.data.prepare import prepare
 
-    manifest = prepare(parse_json(DataConfig, data, path="data"), seed, Path(examples.path), _local(root, "prepared"))
+    config = parse_json(DataConfig, data, path="data")
+    if source and config.window is not None:
+        window = config.window.model_copy(update={"until": json.loads(source)["until"]})
+        config = config.model_copy(update={"window": window})
+    manifest = prepare(config, seed, Path(examples.path), _local(root, "prepared"))
     examples.metadata.update(
         digest=manifest.digest,
+        task=manifest.task,
         num_classes=len(manifest.class_names),
         **{f"num_{name}_examples": split.num_examples for name, split in manifest.splits.items()},
     )
 
 
 @_task("fingerprint-data")
-def fingerprint_data(source: str) -> str:
-    """Files whose content may have changed → a digest of what they are now."""
-    from trainer.data.fingerprint import fingerprint
+def fingerprint_data(data: str) -> str:
+    """Data section → the last day of its window and a digest of its files, as JSON: what the preparation depends on."""
+    from trainer.data.fingerprint import fingerprint, source_of
+    from trainer.data.window import settled
 
-    found = fingerprint(source)
-    say(f"{source}: {found[:23]}")
-    return found
+    config = settled(parse_json(DataConfig, data, path="data"), datetime.now(UTC))
+    until = config.window.until if config.window else None
+    found = {"until": until, "digest": fingerprint(source_of(config) or "", config.window)}
+    say(f"{config.subject}: {found['digest'][:23]}" + (f", {config.window.days} days until {until}" if until else ""))
+    return json.dumps(found)
 
 
 @_task("decide-training")
@@ -99,6 +117,48 @@ def decide_training(retrain: str, name: str, registry: str, root: str, run: str,
         note(root, run, "skipped", content)
     say(f"{'training' if train else 'skipped'}: {reason}")
     return train
+
+
+@_task("validate-data")
+def validate_data(
+    validate: str, schema: str, name: str, registry: str, examples: Any, anomalies: Any, page: Any
+) -> None:
+    """Validate section, schema (may be empty) and dataset → `anomalies.json` and a page; an error ends the run."""
+    from trainer.data.manifest import read_manifest
+    from trainer.data.page import render_statistics
+    from trainer.data.prepare import sample
+    from trainer.data.schema import read_schema
+    from trainer.data.statistics import read_statistics
+    from trainer.data.validation import validate as find_anomalies
+    from trainer.evaluate import write_json
+    from trainer.registry_files import data_of
+
+    config = parse_json(ValidateConfig, validate, path="validate_data")
+    folder = Path(examples.path)
+    manifest = read_manifest(folder)
+    statistics = read_statistics(folder, manifest)
+    expected = read_schema(schema, path="schema") if schema else None
+    baseline = None
+    champions = Registry(registry, name)
+    if (champion := champions.champion()) is not None:
+        with tempfile.TemporaryDirectory() as staged:
+            kept = data_of(champions.fetch(champion.number, Path(staged) / "champion"))
+        if kept is not None:
+            expected, baseline = expected or kept[0], kept[1]
+    if expected is None:
+        say("there is no schema and no champion yet: only what the data tells of itself is looked at")
+    found = find_anomalies(config, manifest, statistics, expected, baseline)
+    Path(anomalies.path).mkdir(parents=True, exist_ok=True)
+    write_json(Path(anomalies.path) / "anomalies.json", [anomaly._asdict() for anomaly in found])
+    Path(page.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(page.path).write_text(
+        render_statistics(manifest, statistics, sample(folder, manifest), found), encoding="utf-8"
+    )
+    for anomaly in found:
+        say(f"{anomaly.severity}: {anomaly.check}: {anomaly}")
+    errors = [anomaly for anomaly in found if anomaly.severity == "error"]
+    if errors:
+        raise BadInput(f"the data is not what was expected ({len(errors)} errors): " + "; ".join(map(str, errors[:5])))
 
 
 @_task("train-model")
@@ -149,9 +209,10 @@ def evaluate_model(
     for metric, value in found["metrics"].items():
         if value is not None:  # Kubeflow's metadata takes finite numbers only
             metrics.log_metric(metric, value)
-    classification_metrics.log_confusion_matrix(found["class_names"], found["confusion_matrix"])
-    curve = found["roc_micro"]
-    if curve["fpr"]:
+    if found["task"] == "classification":
+        classification_metrics.log_confusion_matrix(found["class_names"], found["confusion_matrix"])
+    curve = found.get("roc_micro")
+    if curve and curve["fpr"]:
         classification_metrics.log_roc_curve(curve["fpr"], curve["tpr"], curve["thresholds"])
     shown = ", ".join(f"{key} {value:.4f}" for key, value in found["metrics"].items() if value is not None)
     say(f"test, {found['num_examples']:,} examples: {shown}")

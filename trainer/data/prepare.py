@@ -1,37 +1,54 @@
-"""Examples of a TensorFlow Datasets builder → shards of raw records and a manifest, whole or not at all.
+"""What people bring → shards of raw records, statistics and a manifest, whole or not at all.
 
     manifest = prepare(DataConfig(name="digits"), seed=7, folder=Path("examples"), store=Path("prepared"))
 
-Order: each record gets a key, a hash of seed, split and position in the source. The key chooses the shard and the place
-within it, so that records are permuted over the whole split when they are written and a modest buffer mixes them when
-they are read; nothing but one shard is ever held in memory, and every machine writes the same bytes.
+1. Every part of the source is read once, by as many processes as there are processors; records go to disk sorted by key.
+2. Then the sizes are known, and with them the number of shards; each shard takes its range of keys from all parts.
+3. Statistics and manifest are written last, and the folder is renamed into its place.
+
+What a part or a shard leaves is complete before it counts: a preparation that was killed goes on with what is missing. The
+same source, configuration and seed give the same bytes on any machine, however many processes share the work.
 """
 
-import contextlib
+import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
-import struct
+import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from trainer.atomic import aside
 from trainer.config import DataConfig
-from trainer.data.manifest import ImageFeature, Manifest, Shard, Split, read_manifest, verify, write_manifest
-from trainer.data.tfds_source import TfdsSource
+from trainer.data.files import stage_files
+from trainer.data.frames import read_frames
+from trainer.data.manifest import FORMAT_VERSION, Label, Manifest, Shard, Split, read_manifest, verify, write_manifest
+from trainer.data.parts import Plan, check_bad, merged_statistics
+from trainer.data.records import decode
+from trainer.data.shards import Layout, count_shards, find_leaks
+from trainer.data.source import BadRecord, Source
+from trainer.data.sources import open_source
+from trainer.data.statistics import Statistics, write_statistics
+from trainer.data.workers import open_workers
 from trainer.errors import BadInput, TriremeError
 from trainer.progress import progress, say
 
-_SHARD_BYTES = 64 * 1024**2
-_SPILL_HEADER = struct.Struct("<QI")
+BAD_RECORDS_FILE = "bad_records.jsonl"
+STATISTICS_PAGE = "statistics.html"
+
+_WORTH_PROCESSES_BYTES = 64 * 1024**2  # below that, starting them takes longer than the work
+_MOST_WORKERS = 8
+_MOST_CLASSES = 20_000
 
 
-def prepare(config: DataConfig, seed: int, folder: Path, store: Path | None = None) -> Manifest:
+def prepare(
+    config: DataConfig, seed: int, folder: Path, store: Path | None = None, num_workers: int | None = None
+) -> Manifest:
     """Writes the dataset into `folder`, which must not exist or be empty.
 
     Args:
@@ -39,109 +56,182 @@ def prepare(config: DataConfig, seed: int, folder: Path, store: Path | None = No
         seed: Seed of the permutation.
         folder: Where the shards and the manifest go; appears whole or not at all.
         store: Folder of datasets prepared before. One that the same source, configuration and seed made is taken from
-            there after its digests were checked; a new one is left there. None: nothing is reused.
+            there after its digests were checked; a new one is left there, and so is what a killed preparation had
+            finished. None: nothing is reused.
+        num_workers: Processes that share the work; 0: this one alone. None: as many as processors, where there is
+            enough to do.
 
     Raises:
-        BadInput: The dataset, a split or a feature does not exist or does not fit.
-        WorldFailure: The dataset could not be fetched.
+        BadInput: The dataset, a split or a feature does not exist or does not fit; a record is bad.
+        WorldFailure: The dataset could not be fetched, or a process was killed.
     """
-    source = TfdsSource(config)
-    key = hashlib.sha256(
-        json.dumps(
-            [config.to_json(), source.identity(), seed, Manifest.model_fields["format_version"].default]
-        ).encode()
-    ).hexdigest()[:32]
-    kept = store / key if store else None
-    if kept and (manifest := _whole(kept)):
+    with stage_files(config, store) as local:
+        source = open_source(config, local)
+        key = _key(source, config, seed)
+        if store is None:
+            with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=_made(folder.parent)) as work:
+                return _prepared(source, config, local, seed, folder, Path(work), num_workers)
+        kept = store / key
+        with _locked(_made(store) / f".{key}.lock"):
+            if manifest := _whole(kept):
+                say(f"reusing the prepared data {manifest.digest} ({_counts(manifest)})")
+            else:
+                shutil.rmtree(kept, ignore_errors=True)  # damaged, or it would have been taken
+                work = store / f".{key}.work"
+                manifest = _prepared(source, config, local, seed, kept, _made(work), num_workers)
+                shutil.rmtree(work, ignore_errors=True)
         _link_folder(kept, folder)
-        say(f"reusing the prepared data {manifest.digest} ({_counts(manifest)})")
         return manifest
-    with aside(folder) as partial:
-        manifest = _write(source, seed, partial)
+
+
+def _key(source: Source, config: DataConfig, seed: int) -> str:
+    """Names a preparation by everything that its result depends on, and by nothing else."""
+    settings = config.model_dump(mode="json", exclude={"data_dir", "download", "path", "window"})
+    text = json.dumps([settings, source.identity(), seed, FORMAT_VERSION], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _prepared(
+    source: Source, config: DataConfig, local: Path | None, seed: int, target: Path, work: Path, num_workers: int | None
+) -> Manifest:
+    """Prepares in the work folder and renames the result to its place."""
+    folder = _made(work / "dataset")
+    if num_workers is None:
+        enough = sum(part.num_bytes for part in source.parts) >= _WORTH_PROCESSES_BYTES
+        num_workers = min(len(os.sched_getaffinity(0)), _MOST_WORKERS) if enough else 0
+    with open_workers(source, config, local, seed, work, folder, num_workers) as workers:
+        summaries = _read_parts(workers, source, Plan.of(config, seed))
+        layout = _layout(source, config, summaries)
+        shards = _write_shards(workers, layout)
+    statistics, manifest = _describe(source, layout, summaries, shards, work)
+    bad = [record for summary in summaries for record in summary["bad"]]
+    if bad:
+        say(f"left out {len(bad)} bad records, listed in {BAD_RECORDS_FILE}; the first: {BadRecord(*bad[0])}")
+        lines = (json.dumps(BadRecord(*record)._asdict(), ensure_ascii=False) + "\n" for record in bad)
+        (folder / BAD_RECORDS_FILE).write_text("".join(lines), encoding="utf-8")
+    for pair, count in statistics.shared_examples.items():
+        first, second = pair.split("/")
+        say(f"warning: {count:,} examples of {second} are also in {first}: what is measured there is too good")
+    manifest = manifest.model_copy(
+        update={"num_skipped": len(bad), "statistics_sha256": write_statistics(folder, statistics)}
+    )
+    manifest = write_manifest(folder, manifest)
+    _write_companions(folder, manifest, statistics)
+    _make_room(target)
+    folder.rename(target)
     say(f"prepared {manifest.digest} ({_counts(manifest)})")
-    if kept:
-        try:
-            shutil.rmtree(kept, ignore_errors=True)  # what stands there is damaged, or it would have been taken
-            _link_folder(folder, kept)
-        except OSError as error:  # the store saves time; without it the run is just as right
-            say(f"the prepared data could not be kept for later runs in {kept}: {error.strerror}")
     return manifest
 
 
-def _write(source: TfdsSource, seed: int, folder: Path) -> Manifest:
-    splits = {}
-    for name, expression in source.splits.items():
-        splits[name] = _write_split(source, name, expression, seed, folder)
-        if splits[name].num_examples == 0:
-            raise BadInput(f"data.splits.{name} = {json.dumps(expression)}: holds no examples")
+def _read_parts(workers: Any, source: Source, plan: Plan) -> list[dict[str, Any]]:
+    known = [part.num_examples for part in source.parts]
+    by_example = None not in known
+    sizes = known if by_example else [part.num_bytes for part in source.parts]
+    summaries: list[Any] = [None] * len(sizes)
+    read = [0] * len(sizes)
+    with progress("prepare-data", total=sum(sizes), unit="example" if by_example else "byte") as bar:
+
+        def advance(place: int, count: int) -> None:
+            if by_example:
+                read[place] = count
+                bar.update(sum(read))
+
+        for place, summary in workers.run([{"part": number} for number in range(len(sizes))], advance):
+            summaries[place] = summary
+            bad = [BadRecord(*record) for found in summaries if found for record in found["bad"]]
+            check_bad(bad, plan)
+            read[place] = sizes[place]
+            bar.update(sum(read), f"{sum(found['num_examples'] for found in summaries if found):,} examples")
+    return summaries
+
+
+def _layout(source: Source, config: DataConfig, summaries: list[dict[str, Any]]) -> Layout:
+    names = list(config.splits.named())
+    num_examples, num_bytes = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    for summary in summaries:
+        for run in summary["runs"]:
+            name = names[run["split"]]
+            num_examples[name] += run["rows"][1] - run["rows"][0]
+            num_bytes[name] += run["num_bytes"]
+    for name, count in num_examples.items():
+        if count == 0:
+            raise BadInput(f"data.splits.{name} = {json.dumps(config.splits.named()[name])}: holds no examples")
+    class_names = source.class_names
+    if class_names is None and source.is_classification:
+        class_names = sorted({name for summary in summaries for name in summary["classes"]}, key=_class_order)
+        if len(class_names) > _MOST_CLASSES:
+            raise BadInput(
+                f"data.label_key = {json.dumps(config.label_key)}: has {len(class_names):,} different values, which is"
+                f" more than {_MOST_CLASSES:,} classes; if it is a number, set data.task to regression"
+            )
+    num_shards = {
+        name: count_shards(num_examples[name], num_bytes[name], config.shard_bytes, config.min_shards) for name in names
+    }
+    return Layout(names, len(summaries), source.label_name, class_names, num_shards)
+
+
+def _write_shards(workers: Any, layout: Layout) -> dict[str, list[Shard]]:
+    jobs = [
+        {"layout": asdict(layout), "split": split, "shard": number}
+        for split, count in layout.num_shards.items()
+        for number in range(count)
+    ]
+    found: dict[str, list[Any]] = {split: [None] * count for split, count in layout.num_shards.items()}
+    with progress("prepare-data", total=len(jobs), unit="shard") as bar:
+        for done, (place, result) in enumerate(workers.run(jobs, lambda place, count: None), 1):
+            found[jobs[place]["split"]][jobs[place]["shard"]] = Shard(**result)
+            bar.update(done)
+    return found
+
+
+def _describe(
+    source: Source, layout: Layout, summaries: list[dict[str, Any]], shards: dict[str, list[Shard]], work: Path
+) -> tuple[Statistics, Manifest]:
+    counted, splits = {}, {}
+    for name, collectors in merged_statistics(work, layout.num_parts, layout.split_names).items():
+        counted[name] = {key: found.result() for key, found in collectors.items()}
+        label = {value.value: value.count for value in counted[name][source.label_name].values}
+        splits[name] = Split(
+            num_examples=sum(shard.num_examples for shard in shards[name]),
+            label_counts=[label.get(class_name, 0) for class_name in layout.class_names or []],
+            shards=shards[name],
+        )
     manifest = Manifest(
-        source=source.identity_fields(),
-        image=ImageFeature(shape=source.image_shape),
-        class_names=source.class_names,
+        source=source.description(),
+        features=source.features,
+        label=Label(name=source.label_name, class_names=layout.class_names),
+        weight=source.weight_name,
         splits=splits,
+        statistics_sha256="",
     )
-    return write_manifest(folder, manifest)
+    return Statistics(splits=counted, shared_examples=find_leaks(layout, work, summaries)), manifest
 
 
-def _write_split(source: TfdsSource, name: str, expression: str, seed: int, folder: Path) -> Split:
-    expected = source.num_examples(expression)
-    num_shards = max(1, math.ceil((expected or 0) * (math.prod(source.image_shape) + 64) / _SHARD_BYTES))
-    label_counts = np.zeros(len(source.class_names), np.int64)
-    count, shards = 0, []
-    with contextlib.ExitStack() as opened:
-        names = [folder / f".{name}-{shard}.spill" for shard in range(num_shards)]
-        spill = [opened.enter_context(file.open("wb+")) for file in names]
-        with progress("prepare-data", total=expected or 0, unit=f"{name} example") as bar:
-            for index, (image, label) in enumerate(source.examples(expression)):
-                key = _record_key(seed, name, index)
-                record = _serialize(image, label)
-                stream = spill[key * num_shards >> 64]
-                stream.write(_SPILL_HEADER.pack(key, len(record)))
-                stream.write(record)
-                label_counts[label] += 1
-                count = index + 1
-                if count % 256 == 0:
-                    bar.update(count)
-            bar.update(count)
-        for shard, stream in enumerate(spill):
-            shards.append(_finish_shard(stream, folder / f"{name}-{shard:05d}-of-{num_shards:05d}.tfrecord"))
-            names[shard].unlink()
-    return Split(num_examples=count, label_counts=label_counts.tolist(), shards=shards)
+def _write_companions(folder: Path, manifest: Manifest, statistics: Statistics) -> None:
+    """What is derived from the statistics: a schema to begin with, the standard protos, and the page for people."""
+    from trainer.data.metadata_protos import write_protos
+    from trainer.data.page import render_statistics
+    from trainer.data.schema import SCHEMA_FILE, infer_schema
+
+    schema = infer_schema(manifest, statistics)
+    (folder / SCHEMA_FILE).write_text(schema.to_text(), encoding="utf-8")
+    write_protos(folder, manifest, statistics, schema)
+    page = render_statistics(manifest, statistics, sample(folder, manifest))
+    (folder / STATISTICS_PAGE).write_text(page, encoding="utf-8")
 
 
-def _record_key(seed: int, split: str, index: int) -> int:
-    """64 bits that are the same on every machine and in every version of every library."""
-    return int.from_bytes(hashlib.blake2b(f"{seed}/{split}/{index}".encode(), digest_size=8).digest(), "little")
+def sample(folder: Path, manifest: Manifest, num_examples: int = 12) -> list[dict[str, Any]]:
+    """The first few examples of the prepared train split, by feature."""
+    shard = folder / manifest.splits["train"].shards[0].name
+    return [decode(record, manifest.features) for record in islice(read_frames(shard), num_examples)]
 
 
-def _serialize(image: np.ndarray, label: int) -> bytes:
-    import tensorflow as tf
-
-    example = tf.train.Example()
-    example.features.feature["image"].bytes_list.value.append(image.tobytes())
-    example.features.feature["label"].int64_list.value.append(label)
-    return example.SerializeToString(deterministic=True)  # without it, bytes differ from process to process
-
-
-def _finish_shard(stream: Any, path: Path) -> Shard:
-    """The spilled records in the order of their keys, as a TFRecord file."""
-    import tensorflow as tf
-
-    records = sorted(_spilled(stream))
-    with tf.io.TFRecordWriter(str(path)) as writer:
-        for _, record in records:
-            writer.write(record)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Shard(name=path.name, num_examples=len(records), num_bytes=path.stat().st_size, sha256=digest)
-
-
-def _spilled(stream: Any) -> Iterator[tuple[int, bytes]]:
-    stream.seek(0)
-    while header := stream.read(_SPILL_HEADER.size):
-        key, length = _SPILL_HEADER.unpack(header)
-        yield key, stream.read(length)
+def _class_order(name: str) -> tuple[float, str]:
+    """Numbers by size, then words by their letters."""
+    try:
+        return float(name), name
+    except ValueError:
+        return float("inf"), name
 
 
 def _whole(folder: Path) -> Manifest | None:
@@ -157,6 +247,18 @@ def _whole(folder: Path) -> Manifest | None:
     return manifest
 
 
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """One preparation of the same data at a time; whoever waited finds it done. The lock ends with its process."""
+    with file.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another run that prepares the same data")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _link_folder(source: Path, target: Path) -> None:
     """`target` becomes a copy of `source` that shares its files where the file system allows it."""
     with aside(target) as partial:
@@ -165,6 +267,17 @@ def _link_folder(source: Path, target: Path) -> None:
                 os.link(file, partial / file.name)
             except OSError:
                 shutil.copy2(file, partial / file.name)
+
+
+def _make_room(target: Path) -> None:
+    _made(target.parent)
+    if target.is_dir():
+        target.rmdir()  # kfp makes no output folder, a person may have made an empty one
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _counts(manifest: Manifest) -> str:

@@ -1,36 +1,43 @@
-"""Images with class labels out of a TensorFlow Datasets builder, in an order that is always the same."""
+"""Examples out of a TensorFlow Datasets builder, in an order that is always the same."""
 
 import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainer.config import DataConfig, suggestion
+from trainer.data.manifest import Feature
+from trainer.data.source import Chunk, Part, plain_names
 from trainer.errors import BadInput, WorldFailure
 from trainer.progress import say
 
+_CHUNK = 128
+_PART_EXAMPLES = 65_536
+
 
 class TfdsSource:
-    """A builder, prepared (downloaded if it must be), with the two features that a classifier needs.
+    """A builder, prepared (downloaded if it must be), with the features that are asked for.
 
-    Attributes:
-        splits: Split expression by name, `train`, `validation`, `test`.
-        image_shape: Height, width and channels of every image.
-        class_names: Names of the label's classes.
+    Args:
+        config: The data section.
+        fetch: Whether what is not there may be downloaded.
 
     Raises:
         BadInput: The builder, a feature or a split does not exist or does not fit.
         WorldFailure: The dataset could not be fetched.
     """
 
-    def __init__(self, config: DataConfig) -> None:
+    def __init__(self, config: DataConfig, *, fetch: bool = True) -> None:
         import tensorflow_datasets as tfds
 
         tfds.disable_progress_bar()
         self._tfds, self._config = tfds, config
         self._builder = _builder(config)
-        self._fetch()
+        if fetch:
+            self._fetch()
         wanted = config.splits
         self.splits = {"train": wanted.train}
         if wanted.validation is not None:
@@ -38,8 +45,9 @@ class TfdsSource:
         self.splits["test"] = wanted.test
         self._choose_features()
         self._check_splits()
+        self.parts = [part for name in self.splits for part in self._parts_of(name)]
 
-    def identity_fields(self) -> dict[str, str | int | None]:
+    def description(self) -> dict[str, str | int | None]:
         """Where the examples come from, for the manifest."""
         builder = self._builder
         return {
@@ -50,44 +58,70 @@ class TfdsSource:
             **{f"split.{name}": expression for name, expression in self.splits.items()},
         }
 
-    def identity(self) -> list[Any]:
+    def identity(self) -> dict[str, Any]:
         """What changes when the source's content does: name and version, sizes and shards of each split."""
         splits = self._builder.info.splits
-        return [
-            self.identity_fields(),
-            sorted((name, info.num_bytes, list(info.shard_lengths)) for name, info in splits.items()),
-        ]
+        sizes = {name: [info.num_bytes, list(info.shard_lengths)] for name, info in splits.items()}
+        return {**self.description(), "sizes": sizes}
 
-    def num_examples(self, expression: str) -> int | None:
-        """Examples of a split expression; None where the builder keeps no counts."""
-        splits = self._builder.info.splits
-        return splits[expression].num_examples if splits else None
-
-    def examples(self, expression: str) -> Iterator[tuple[np.ndarray, int]]:
-        """Image [height, width, channels] uint8 and class index, in the source's own order."""
+    def read(self, part: Part) -> Iterator[Chunk]:
+        """The examples of a part, in the source's own order."""
         import tensorflow as tf
 
         # One file after another: only then does a part of a split hold the same examples as the whole has there.
         read_config = self._tfds.ReadConfig(interleave_cycle_length=1, add_tfds_id=False)
-        dataset = self._builder.as_dataset(split=expression, shuffle_files=False, read_config=read_config)
+        instruction = part.place[0]
+        if len(part.place) == 3:
+            split, low, high = part.place
+            instruction = self._tfds.core.ReadInstruction(split, from_=low, to=high, unit="abs")
+        dataset = self._builder.as_dataset(split=instruction, shuffle_files=False, read_config=read_config)
         size = self._config.image_size
+        wanted = {**self._paths, self.label_name: self._label_path}
+        if self._weight_path:
+            wanted["\0weight"] = self._weight_path
 
-        def pick(example: dict[str, Any]) -> tuple[Any, Any]:
-            image, label = example[self._image_key], example[self._label_key]
-            if size is not None:
-                resized = tf.image.resize(image, size, method="bilinear", antialias=True)
-                image = tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8)
-            return image, label
+        def pick(example: dict[str, Any]) -> dict[str, Any]:
+            found = {name: _at(example, path) for name, path in wanted.items()}
+            for name, feature in self.features.items():
+                if feature.kind == "image" and size is not None:
+                    resized = tf.image.resize(found[name], size, method="bilinear", antialias=True)
+                    found[name] = tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8)
+            return found
 
-        for image, label in (
-            dataset.map(pick, num_parallel_calls=2, deterministic=True).prefetch(64).as_numpy_iterator()
-        ):
-            if image.shape != self.image_shape:
-                raise BadInput(
-                    f"data.image_size = null: images of {self._config.name} differ in size"
-                    f" ({list(image.shape)} and {list(self.image_shape)}); give a height and a width"
-                )
-            yield image, int(label)
+        batches = dataset.map(pick, num_parallel_calls=2, deterministic=True).batch(_CHUNK).prefetch(4)
+        for batch in batches.as_numpy_iterator():
+            weights = batch.pop("\0weight").astype(np.float32) if self._weight_path else None
+            labels = batch.pop(self.label_name)
+            columns = {name: self._column(name, values) for name, values in batch.items()}
+            yield Chunk(columns, self._labels(labels), weights)
+
+    def _column(self, name: str, values: np.ndarray) -> Any:
+        feature = self.features[name]
+        if feature.kind == "image":
+            return values
+        if feature.kind == "number":
+            return values.astype(np.float32)
+        if (names := self._category_names.get(name)) is not None:
+            return [names[value] if value >= 0 else "" for value in values]
+        return [_text(value) for value in values]
+
+    def _labels(self, values: np.ndarray) -> list[Any]:
+        if not self.is_classification:
+            return values.astype(np.float32).astype(float).tolist()
+        if self.class_names is not None:
+            return [self.class_names[value] for value in values]
+        return [_text(value) for value in values.tolist()]
+
+    def _parts_of(self, name: str) -> Iterator[Part]:
+        if self._ranges is None:
+            yield Part(name, [self.splits[name]], None, 0)
+            return
+        for split, low, high in self._ranges[name]:
+            info = self._builder.info.splits[split]
+            size = info.num_bytes // max(1, info.num_examples)
+            for start in range(low, high, _PART_EXAMPLES):
+                end = min(start + _PART_EXAMPLES, high)
+                yield Part(name, [split, start, end], end - start, (end - start) * size)
 
     def _fetch(self) -> None:
         tfds, builder = self._tfds, self._builder
@@ -108,49 +142,106 @@ class TfdsSource:
             ) from error
 
     def _choose_features(self) -> None:
-        tfds, config, info = self._tfds, self._config, self._builder.info
+        config, info = self._config, self._builder.info
+        known = dict(_leaves(info.features))
         supervised = info.supervised_keys or (None, None)
-        features = dict(info.features.items()) if hasattr(info.features, "items") else {}
-
-        def choose(key: str | None, default: Any, setting: str) -> str:
-            name = key if key is not None else default
-            if not isinstance(name, str):
+        inputs = config.input_keys
+        if inputs is None:
+            inputs = _named(supervised[0])
+            if not inputs:
                 raise BadInput(
-                    f"data.{setting} = null: {config.name} names no supervised {setting[:-4]};"
-                    f" choose one of {', '.join(sorted(features))}"
+                    f"data.input_keys = null: {config.name} names no supervised input; choose among {_listed(known)}"
                 )
-            if name not in features:
+        label = config.label_key
+        if label is None:
+            if not isinstance(supervised[1], str):
                 raise BadInput(
-                    f"data.{setting} = {json.dumps(name)}: {config.name} has no such feature"
-                    f" (it has {', '.join(sorted(features))})"
+                    f"data.label_key = null: {config.name} names no supervised label; choose one of {_listed(known)}"
                 )
-            return name
+            label = supervised[1]
+        weights = [config.weight_key] if config.weight_key else []
+        plain = plain_names([*dict.fromkeys([*inputs, label, *weights])], "data.input_keys")
+        for setting, keys in (("input_keys", inputs), ("label_key", [label]), ("weight_key", [config.weight_key])):
+            for key in keys:
+                if key is not None and key not in known:
+                    raise BadInput(
+                        f"data.{setting} = {json.dumps(key)}: {config.name} has no such feature (it has {_listed(known)})"
+                    )
+        if label in inputs:
+            raise BadInput(f"data.label_key = {json.dumps(label)}: is an input too, and the model would only copy it")
+        for key in config.kinds:
+            if key not in inputs:
+                raise BadInput(f"data.kinds.{key}: is no input (inputs: {', '.join(inputs)})")
+        self._paths = {plain[key]: key for key in inputs}
+        self._category_names: dict[str, list[str] | None] = {}
+        self.features = {plain[key]: self._feature(key, plain[key], known[key]) for key in inputs}
+        self.label_name, self._label_path = plain[label], label
+        self._weight_path = config.weight_key
+        self.weight_name = plain[config.weight_key] if config.weight_key else None
+        if config.weight_key is not None and not self._is_number(known[config.weight_key], scalar=True):
+            raise BadInput(f"data.weight_key = {json.dumps(config.weight_key)}: is not a single number")
+        self._choose_label(label, known[label])
 
-        self._image_key = choose(config.image_key, supervised[0], "image_key")
-        self._label_key = choose(config.label_key, supervised[1], "label_key")
-        image, label = features[self._image_key], features[self._label_key]
-        if not isinstance(image, tfds.features.Image) or np.dtype(image.np_dtype) != np.uint8:
-            raise BadInput(
-                f"data.image_key = {json.dumps(self._image_key)}: is {type(image).__name__} of"
-                f" {np.dtype(image.np_dtype).name}, and an image of uint8 is needed"
-            )
-        if not isinstance(label, tfds.features.ClassLabel):
-            raise BadInput(
-                f"data.label_key = {json.dumps(self._label_key)}: is {type(label).__name__}, not a class label"
-            )
-        self.class_names = [str(name) for name in label.names]
-        height, width, channels = image.shape
-        if config.image_size is not None:
-            height, width = config.image_size
+    def _feature(self, key: str, name: str, feature: Any) -> Feature:
+        tfds, config = self._tfds, self._config
+        wanted = config.kinds.get(key)
+        if isinstance(feature, tfds.features.Image) and np.dtype(feature.np_dtype) == np.uint8:
+            if wanted not in (None, "image"):
+                raise BadInput(f"data.kinds.{key} = {json.dumps(wanted)}: is an image")
+            return Feature(kind="image", shape=self._image_shape(feature))
+        is_text = feature.np_dtype in (object, np.str_) or np.dtype(feature.np_dtype).kind in "OSU"
+        is_class = isinstance(feature, tfds.features.ClassLabel)
+        if is_class or (is_text and feature.shape == ()):
+            kind = wanted or ("text" if isinstance(feature, tfds.features.Text) else "category")
+            if kind in ("category", "text"):
+                if is_class:
+                    self._category_names[name] = [str(one) for one in feature.names]
+                return Feature(kind=kind)
+        elif self._is_number(feature) and wanted in (None, "number"):
+            return Feature(kind="number", shape=feature.shape)
+        elif self._is_number(feature, scalar=True) and wanted == "category":
+            return Feature(kind="category")
+        raise BadInput(
+            f"data.input_keys = {json.dumps(key)}: {type(feature).__name__} {list(feature.shape or ())} of"
+            f" {np.dtype(feature.np_dtype).name} cannot be taken for"
+            f" {wanted or 'an image of uint8, a number of fixed shape, a category or a text'}"
+        )
+
+    def _image_shape(self, feature: Any) -> tuple[int, ...]:
+        height, width, channels = feature.shape
+        if self._config.image_size is not None:
+            height, width = self._config.image_size
         if None in (height, width, channels):
             raise BadInput(
-                f"data.image_size = null: images of {config.name} have no fixed size; give a height and a width"
+                f"data.image_size = null: images of {self._config.name} have no fixed size; give a height and a width"
             )
-        self.image_shape = (height, width, channels)
+        return height, width, channels
+
+    def _is_number(self, feature: Any, *, scalar: bool = False) -> bool:
+        plain = isinstance(feature, self._tfds.features.Tensor) and np.dtype(feature.np_dtype).kind in "iufb"
+        return plain and None not in feature.shape and (not scalar or feature.shape == ())
+
+    def _choose_label(self, key: str, feature: Any) -> None:
+        """The label's type decides: classes where it has names or is text or bool, else a number."""
+        self.class_names = None
+        is_class = isinstance(feature, self._tfds.features.ClassLabel)
+        kind = np.dtype(feature.np_dtype).kind if feature.shape == () else "none"
+        if not is_class and kind not in "iufbOSU":
+            raise BadInput(
+                f"data.label_key = {json.dumps(key)}: is {type(feature).__name__}, neither a class nor a number"
+            )
+        self.is_classification = self._config.task == "classification" or (
+            self._config.task is None and (is_class or kind in "bOSU")
+        )
+        if not self.is_classification and (is_class or kind not in "iufb"):
+            raise BadInput(f"data.task = {json.dumps(self._config.task)}: the label {key} is not a number")
+        if is_class:
+            self.class_names = [str(name) for name in feature.names]
 
     def _check_splits(self) -> None:
         """Every split exists, fits, holds something and shares no example with another."""
         known = self._builder.info.splits
+        self._ranges: dict[str, list[tuple[str, int, int]]] | None = None
         if not known:  # the builder keeps no counts; what it gives is counted as it comes
             return
         ranges: dict[str, list[tuple[str, int, int]]] = {}
@@ -173,6 +264,7 @@ class TfdsSource:
                 ) from None
             if empty:
                 raise BadInput(f"data.splits.{name} = {json.dumps(expression)}: holds no examples")
+        self._ranges = ranges
         names = list(ranges)
         for i, name in enumerate(names):
             for other in names[:i]:
@@ -206,8 +298,19 @@ def describe_builder(config: DataConfig) -> BuilderDescription:
 def _builder(config: DataConfig) -> Any:
     import tensorflow_datasets as tfds
 
-    import trainer.data.digits  # noqa: F401 - registers the builder
+    import trainer.data.digits
+    import trainer.data.samples  # noqa: F401 - registers its builders, as the line above does
 
+    if config.path is not None:
+        try:
+            return tfds.builder_from_directory(config.path)
+        except Exception as error:
+            raise BadInput(
+                f"data.path = {json.dumps(config.path)}: is no folder of a prepared builder: {_first_line(error)}"
+            ) from None
+    module, _, own = config.name.partition(":")
+    if own and own.isidentifier():
+        return _own_builder(module, own, config)
     try:
         return tfds.builder(config.name, data_dir=config.data_dir)
     except tfds.core.DatasetNotFoundError:
@@ -215,6 +318,59 @@ def _builder(config: DataConfig) -> Any:
         raise BadInput(f"data.name = {json.dumps(config.name)}: no such dataset{hint}") from None
     except (ValueError, AssertionError) as error:  # unknown configuration or version
         raise BadInput(f"data.name = {json.dumps(config.name)}: {_first_line(error)}") from None
+
+
+def _own_builder(module: str, name: str, config: DataConfig) -> Any:
+    import importlib
+
+    import tensorflow_datasets as tfds
+
+    if str(Path.cwd()) not in sys.path:  # a user's module stands beside their configuration
+        sys.path.insert(0, str(Path.cwd()))
+    shown = f"data.name = {json.dumps(config.name)}"
+    try:
+        made = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError as error:
+        raise BadInput(f"{shown}: cannot be imported: {error}") from None
+    if not (isinstance(made, type) and issubclass(made, tfds.core.DatasetBuilder)):
+        raise BadInput(f"{shown}: {module} has no dataset builder {name}")
+    return made(data_dir=config.data_dir)
+
+
+def _leaves(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Features by path; those of a nested dictionary as `outer/inner`."""
+    if not hasattr(features, "items"):
+        return
+    for name, feature in features.items():
+        if hasattr(feature, "items"):
+            yield from _leaves(feature, f"{prefix}{name}/")
+        else:
+            yield prefix + name, feature
+
+
+def _at(example: Any, path: str) -> Any:
+    for key in path.split("/"):
+        example = example[key]
+    return example
+
+
+def _named(supervised: Any) -> list[str]:
+    """The feature names in a supervised key, which may be nested."""
+    if isinstance(supervised, str):
+        return [supervised]
+    if isinstance(supervised, dict):
+        return [name for value in supervised.values() for name in _named(value)]
+    if isinstance(supervised, (tuple, list)):
+        return [name for value in supervised for name in _named(value)]
+    return []
+
+
+def _listed(known: dict[str, Any]) -> str:
+    return ", ".join(sorted(known)) or "none"
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _first_line(error: BaseException) -> str:

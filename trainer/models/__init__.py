@@ -1,29 +1,26 @@
 """One file a model, found by its name; a user's own by `package.module:function`.
 
-A model is a function `build(image_shape, num_classes, **model_args) -> keras.Model` that maps raw images
-[batch, height, width, channels] uint8 to logits [batch, num_classes] float32, with all its preprocessing inside, so that
-whoever is served the model sends what the dataset held.
+A model is a function `build(spec, **model_args) -> keras.Model`; `trainer.spec` says what it gets and what it owes.
 """
 
 import importlib
 import inspect
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.config import TrainConfig
 from trainer.errors import BadInput
+from trainer.spec import ModelSpec
 
 
-def build_model(config: TrainConfig, image_shape: Sequence[int], num_classes: int) -> Any:
+def build_model(config: TrainConfig, spec: ModelSpec) -> Any:
     """A new model with fresh weights.
 
     Args:
         config: The train section.
-        image_shape: Height, width and channels.
-        num_classes: How many classes the label has.
+        spec: What it is built for.
 
     Returns:
         A `keras.Model`.
@@ -32,21 +29,28 @@ def build_model(config: TrainConfig, image_shape: Sequence[int], num_classes: in
         BadInput: No such model, wrong arguments, or a model that does not keep the contract.
     """
     build = _find(config.model)
-    accepted = inspect.signature(build).parameters
+    accepted = dict(list(inspect.signature(build).parameters.items())[1:])  # without the spec
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
         for key in config.model_args:
-            if key not in accepted or key in ("image_shape", "num_classes"):
-                known = ", ".join(name for name in accepted if name not in ("image_shape", "num_classes")) or "none"
+            if key not in accepted:
+                known = ", ".join(accepted) or "none"
                 raise BadInput(f"train.model_args.{key}: {config.model} takes no such argument (it takes {known})")
     try:
-        model = build(image_shape=tuple(image_shape), num_classes=num_classes, **config.model_args)
+        model = build(spec, **config.model_args)
+    except BadInput:
+        raise
     except (TypeError, ValueError) as error:
         given = json.dumps(config.model_args)
         raise BadInput(
-            f"train.model_args = {given}: {config.model} cannot be built with images of {list(image_shape)}: "
+            f"train.model_args = {given}: {config.model} cannot be built for {_shown(spec)}: "
             + str(error).strip().splitlines()[0]
         ) from error
-    _check_contract(config.model, model, tuple(image_shape), num_classes)
+    _check_contract(config.model, model, spec)
+    for wanted in spec.augmentation:
+        if wanted.layer not in {type(layer).__name__ for layer in model._flatten_layers()}:
+            raise BadInput(
+                f"train.augmentation: {config.model} makes no use of it; trainer.preprocessing.picture would"
+            )
     return model
 
 
@@ -65,14 +69,30 @@ def _find(name: str) -> Any:
     return getattr(module, function)
 
 
-def _check_contract(name: str, model: Any, image_shape: tuple[int, ...], num_classes: int) -> None:
+def _check_contract(name: str, model: Any, spec: ModelSpec) -> None:
+    """Tries the model on an empty batch, which costs nothing and needs no particular kind of model."""
     import keras
+    import tensorflow as tf
 
     if not isinstance(model, keras.Model):
         raise BadInput(f"train.model = {json.dumps(name)}: build returned {type(model).__name__}, not a keras.Model")
-    output = model.output_shape if hasattr(model, "output_shape") else None
-    if tuple(model.input_shape or ()) != (None, *image_shape) or tuple(output or ()) != (None, num_classes):
+    wanted = {name: keras.KerasTensor((None, *f.shape), dtype=f.dtype, name=name) for name, f in spec.features.items()}
+    try:
+        output = model.compute_output_spec(wanted) if model.built else model(
+            {name: tf.zeros((1, *f.shape), f.dtype) for name, f in spec.features.items()}
+        )  # fmt: skip
+        shape = tuple(output.shape)[1:]
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0]
         raise BadInput(
-            f"train.model = {json.dumps(name)}: must map images {['batch', *image_shape]} to logits"
-            f" ['batch', {num_classes}], and maps {list(model.input_shape)} to {list(output or ())}"
+            f"train.model = {json.dumps(name)}: does not take a dictionary of {_shown(spec)}: {reason}"
+        ) from error
+    if shape != (spec.num_outputs,):
+        raise BadInput(
+            f"train.model = {json.dumps(name)}: must answer ['batch', {spec.num_outputs}] for {_shown(spec)},"
+            f" and answers {['batch', *shape]}"
         )
+
+
+def _shown(spec: ModelSpec) -> str:
+    return ", ".join(f"{name} {feature.kind} {list(feature.shape)}" for name, feature in spec.features.items())

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 
 import keras
 
+from trainer.preprocessing import picture
+from trainer.spec import ModelSpec
+
 
 def build(
-    image_shape: Sequence[int],
-    num_classes: int,
+    spec: ModelSpec,
     filters: Sequence[int] = (32, 64),
     dense_units: int = 128,
     dropout: float = 0.0,
@@ -15,14 +17,13 @@ def build(
     """Blocks of two 3×3 convolutions and a halving, then one dense layer.
 
     Args:
-        image_shape: Height, width, channels.
-        num_classes: Classes of the label.
+        spec: One image, and a label of any kind.
         filters: Filters of each block; every block but the last halves height and width, as long as both exceed 3.
         dense_units: Units of the layer before the logits.
         dropout: Fraction of those units that a training step leaves out.
     """
-    images = keras.Input(image_shape, dtype="uint8", name="image")
-    x = keras.layers.Rescaling(1 / 127.5, offset=-1.0)(images)
+    inputs = spec.inputs()
+    x = picture(spec, inputs)
     for block, width in enumerate(filters):
         x = keras.layers.Conv2D(width, 3, padding="same", activation="relu")(x)
         if min(x.shape[1:3]) > 3 or block == 0:
@@ -31,4 +32,4 @@ def build(
     x = keras.layers.Dense(dense_units, activation="relu")(x)
     if dropout:
         x = keras.layers.Dropout(dropout)(x)
-    return keras.Model(images, keras.layers.Dense(num_classes, dtype="float32")(x), name="cnn")
+    return keras.Model(inputs, spec.output(x), name="cnn")

@@ -4,25 +4,27 @@ from collections.abc import Sequence
 
 import keras
 
+from trainer.preprocessing import picture
+from trainer.spec import ModelSpec
+
 
 def build(
-    image_shape: Sequence[int],
-    num_classes: int,
+    spec: ModelSpec,
     hidden_units: Sequence[int] = (128, 64),
     dropout: float = 0.0,
 ) -> keras.Model:
     """Dense layers with ReLU.
 
     Args:
-        image_shape: Height, width, channels.
-        num_classes: Classes of the label.
+        spec: One image, and a label of any kind.
         hidden_units: Units of each hidden layer.
         dropout: Fraction of each hidden layer's units that a training step leaves out.
     """
-    images = keras.Input(image_shape, dtype="uint8", name="image")
-    x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 127.5, offset=-1.0)(images))
+    inputs = spec.inputs()
+    x = picture(spec, inputs)
+    x = keras.layers.Flatten()(x)
     for units in hidden_units:
         x = keras.layers.Dense(units, activation="relu")(x)
         if dropout:
             x = keras.layers.Dropout(dropout)(x)
-    return keras.Model(images, keras.layers.Dense(num_classes, dtype="float32")(x), name="mlp")
+    return keras.Model(inputs, spec.output(x), name="mlp")

@@ -34,7 +34,17 @@ def render(evaluation: dict, verdict: dict, history: list[dict], provenance: dic
         A page of at most 3 MB for 1000 classes. It loads nothing, and its policy forbids every script but its own.
     """
     title, head = headline(evaluation, verdict, provenance)
-    sections = _sections(evaluation, verdict, history, provenance)
+    return assemble(title, head, _sections(evaluation, verdict, history, provenance))
+
+
+def assemble(title: str, head: Markup, sections: list[Section]) -> str:
+    """Returns one HTML document that loads nothing.
+
+    Args:
+        title: Of the page.
+        head: What stands above the sections.
+        sections: The parts, in order.
+    """
     document = element(
         "html",
         element(

@@ -1,0 +1,132 @@
+"""Preparation under stress: killed anywhere, restarted, shared by processes, with more data than memory should see."""
+
+import subprocess
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+from trainer.config import DataConfig, Splits
+from trainer.data import parts, shards
+from trainer.data.manifest import verify
+from trainer.data.prepare import prepare
+from trainer.errors import WorldFailure
+
+SPLITS = Splits(train="70%", validation=None, test="30%")
+
+
+def table(file, num_rows, width=1):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("w") as out:
+        out.write("size,words,label\n")
+        for row in range(num_rows):
+            out.write(f"{row},{f'word{row % 1000} ' * width},{'ab'[row % 2]}\n")
+
+
+def config(path, **settings):
+    return DataConfig(source="csv", path=str(path), label_key="label", splits=SPLITS, **settings)
+
+
+def everything_in(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.slow
+def test_a_preparation_killed_anywhere_leaves_nothing_or_all_and_the_next_one_ends_alike(tmp_path):
+    table(tmp_path / "t.csv", 40)
+    command = [sys.executable, "tests/prepare_killer.py", str(tmp_path / "t.csv"), str(tmp_path / "runs")]
+    environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) == 25
+
+
+def test_what_was_finished_before_a_failure_is_not_done_again(tmp_path, monkeypatch):
+    for number in range(4):
+        table(tmp_path / "in" / f"{number}.csv", 30)
+    settings = config(tmp_path / "in", min_shards=3)
+    done = {"parts": [], "shards": []}
+    real_encoder, real_writer = parts.Encoder, shards.FrameWriter
+
+    def encoder(*arguments):
+        done["parts"].append(1)
+        return real_encoder(*arguments)
+
+    def writer(path):
+        if len(done["shards"]) == 2 and not done.get("restarted"):
+            raise OSError(28, "No space left on device")
+        done["shards"].append(path.name)
+        return real_writer(path)
+
+    monkeypatch.setattr(parts, "Encoder", encoder)
+    monkeypatch.setattr(shards, "FrameWriter", writer)
+    with pytest.raises(OSError, match="No space"):
+        prepare(settings, 7, tmp_path / "out", tmp_path / "store")
+    assert (len(done["parts"]), len(done["shards"])) == (4, 2)
+    done["restarted"] = True
+    manifest = prepare(settings, 7, tmp_path / "out", tmp_path / "store")
+    assert len(done["parts"]) == 4  # none was read a second time
+    assert len(done["shards"]) == len(set(done["shards"])) == 6  # nor written
+    verify(tmp_path / "out", manifest)
+    assert prepare(settings, 7, tmp_path / "whole").digest == manifest.digest
+
+
+def test_processes_that_share_the_work_write_the_same_bytes_as_one(tmp_path):
+    for number in range(5):
+        table(tmp_path / "in" / f"{number}.csv", 40)
+    settings = config(tmp_path / "in", min_shards=3)
+    prepare(settings, 7, tmp_path / "alone", num_workers=0)
+    prepare(settings, 7, tmp_path / "shared", num_workers=2)
+    assert everything_in(tmp_path / "alone") == everything_in(tmp_path / "shared")
+
+
+def test_a_bad_record_that_another_process_meets_is_reported_as_if_it_were_here(tmp_path):
+    table(tmp_path / "in" / "a.csv", 40)
+    (tmp_path / "in" / "b.csv").write_text("size,words,label\n1,x,a\nmany,x,b\n")
+    with pytest.raises(ValueError, match=r"b.csv, row 3: size = 'many' is not a number"):
+        prepare(config(tmp_path / "in"), 7, tmp_path / "out", num_workers=2)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in"]
+
+
+def test_a_process_that_is_killed_ends_the_preparation_with_a_word_about_it(tmp_path, monkeypatch):
+    from trainer.data import workers
+
+    table(tmp_path / "t.csv", 40)
+    real = workers._Processes.run
+
+    def run(self, jobs, advance):
+        self._processes[0].kill()
+        yield from real(self, jobs, advance)
+
+    monkeypatch.setattr(workers._Processes, "run", run)
+    with pytest.raises(WorldFailure, match="killed, perhaps for want of memory"):
+        prepare(config(tmp_path / "t.csv"), 7, tmp_path / "out", num_workers=1)
+
+
+def test_the_seed_decides_the_order_and_not_the_splits(tmp_path):
+    table(tmp_path / "t.csv", 200)
+    one = prepare(config(tmp_path / "t.csv"), 1, tmp_path / "one")
+    two = prepare(config(tmp_path / "t.csv"), 2, tmp_path / "two")
+    assert one.digest != two.digest
+    assert one.splits["test"].label_counts == two.splits["test"].label_counts
+    assert one.statistics_sha256 == two.statistics_sha256
+
+
+@pytest.mark.slow
+def test_twenty_times_the_data_takes_no_more_memory(tmp_path):
+    """Peak of a process that prepares alone; the smaller source fills several runs and shards already."""
+    code = (
+        "import resource, sys; from pathlib import Path; from trainer.config import *; "
+        "from trainer.data import parts; from trainer.data.prepare import prepare\n"
+        "parts._RUN_BYTES = 2**20\n"
+        "prepare(parse_json(DataConfig, sys.argv[1]), 7, Path(sys.argv[2]), num_workers=0)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    peaks = []
+    for num_rows in (8_000, 160_000):
+        table(tmp_path / f"{num_rows}.csv", num_rows, width=25)
+        settings = config(tmp_path / f"{num_rows}.csv", shard_bytes=2**20)
+        command = [sys.executable, "-c", code, settings.to_json(), str(tmp_path / f"out{num_rows}")]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+        peaks.append(int(done.stdout.split()[-1]))
+    assert peaks[1] <= 1.2 * peaks[0]

@@ -1,0 +1,147 @@
+"""Which files a source consists of, here or in a bucket.
+
+with stage_files(config, store) as local:
+    for file in find_files(config, local): file.path, file.name, file.split
+"""
+
+import fnmatch
+import hashlib
+import json
+import re
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from trainer.config import DataConfig
+from trainer.data.window import is_wanted
+from trainer.errors import BadInput
+
+_ENDINGS = {
+    "csv": (".csv",),
+    "tsv": (".tsv",),
+    "jsonl": (".jsonl", ".ndjson"),
+    "parquet": (".parquet",),
+    "tfrecord": (".tfrecord", ".tfrecords"),
+    "image_folder": (),
+}
+_MAGIC = re.compile(r"[*?\[]|\{date\}")
+
+
+class SourceFile(NamedTuple):
+    """One file of a source."""
+
+    path: Path
+    """Where it is on this machine."""
+    name: str
+    """Its name below the source's folder, with `/`."""
+    split: str | None
+    """The split it was given for. None: splits are shares."""
+
+
+@contextmanager
+def stage_files(config: DataConfig, store: Path | None) -> Iterator[Path | None]:
+    """For the block's time, a local copy of the files of a `gs://` source; None where they are here.
+
+    Args:
+        config: The data section.
+        store: Where large copies may stand. None: among temporary files.
+    """
+    if config.source == "tfds" or config.path is None or not config.path.startswith("gs://"):
+        yield None
+        return
+    from trainer.storage import list_names, stage
+
+    root, pattern = _root(config.path)
+    names = list_names(root)
+    wanted = [name for name in names if _belongs(name, pattern, config)]
+    if not wanted:
+        raise BadInput(
+            f"data.path = {json.dumps(config.path)}: there are no such files ({len(names)} others are there)"
+        )
+    with tempfile.TemporaryDirectory(prefix=".source-", dir=store if store and store.is_dir() else None) as folder:
+        stage(root, folder, wanted)
+        yield Path(folder)
+
+
+def find_files(config: DataConfig, local: Path | None) -> list[SourceFile]:
+    """The files, in the order of their names.
+
+    Args:
+        config: The data section.
+        local: Folder with the files of a bucket; None: they are where `data.path` says.
+
+    Raises:
+        BadInput: There are none, or none for a split, or one belongs to two splits.
+    """
+    root, pattern = _root(config.path)
+    folder = local or Path(root).expanduser()
+    if not folder.exists():
+        raise BadInput(f"data.path = {json.dumps(config.path)}: does not exist")
+    names = sorted(
+        file.relative_to(folder).as_posix()
+        for file in folder.rglob("*")
+        if file.is_file() and not _hidden(file, folder)
+    )
+    shown = json.dumps(config.path)
+    if config.splits.shares():
+        found = [SourceFile(folder / name, name, None) for name in names if _belongs(name, pattern, config)]
+        if not found:
+            raise BadInput(f"data.path = {shown}: there are no {config.source} files")
+        return found
+    if pattern is not None:
+        raise BadInput(f"data.path = {shown}: must be a folder, because data.splits are patterns of files in it")
+    taken: dict[str, str] = {}
+    for split, given in config.splits.named().items():
+        wanted = f"{given.rstrip('/')}/*" if config.source == "image_folder" else given
+        chosen = [name for name in names if fnmatch.fnmatchcase(name, wanted)]
+        if not chosen:
+            raise BadInput(f"data.splits.{split} = {json.dumps(given)}: matches no file under {config.path}")
+        for name in chosen:
+            if name in taken:
+                raise BadInput(f"data.splits.{split} = {json.dumps(given)}: {name} belongs to {taken[name]} already")
+            taken[name] = split
+    return [SourceFile(folder / name, name, taken[name]) for name in sorted(taken)]
+
+
+def content_identity(files: Sequence[SourceFile]) -> list[list[str | int | None]]:
+    """Name, split, size and digest of each file: the same wherever the files stand."""
+    found = []
+    for file in files:
+        with file.path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        found.append([file.name, file.split, file.path.stat().st_size, digest])
+    return found
+
+
+def describe_files(config: DataConfig, files: Sequence[SourceFile]) -> dict[str, str | int | None]:
+    """Kind and names for a manifest; no folder, because the content is the same in another one."""
+    name = PurePosixPath(config.path.rstrip("/")).name
+    given = {f"split.{split}": value for split, value in config.splits.named().items()}
+    return {"kind": config.source, "name": name, "num_files": len(files), **given, "split.by": config.splits.by}
+
+
+def _root(path: str) -> tuple[str, str | None]:
+    """Folder and pattern below it; the pattern is None where the path has none."""
+    scheme, _, rest = path.rpartition("://")
+    parts = rest.split("/")
+    fixed = next((index for index, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
+    is_file = fixed == len(parts) and PurePosixPath(rest).suffix in {end for ends in _ENDINGS.values() for end in ends}
+    cut = fixed - 1 if is_file else fixed
+    root = "/".join(parts[:cut]) or ("/" if rest.startswith("/") else ".")
+    pattern = "/".join(parts[cut:]) or None
+    return (f"{scheme}://{root}" if scheme else root), pattern
+
+
+def _belongs(name: str, pattern: str | None, config: DataConfig) -> bool:
+    if pattern is not None:
+        return is_wanted(name, pattern, config.window)
+    if not config.splits.shares():
+        return True
+    endings = _ENDINGS[config.source]
+    return name.lower().endswith(endings) if endings else True
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith((".", "_SUCCESS")) for part in file.relative_to(folder).parts)

@@ -1,0 +1,191 @@
+"""TFRecord files of `tf.Example`, with the features that `data.record_features` describes."""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainer.config import DataConfig, RecordFeature
+from trainer.data.files import content_identity, describe_files, find_files
+from trainer.data.frames import DamagedFile, read_frames
+from trainer.data.manifest import Feature, Kind
+from trainer.data.pictures import BadImage, decode
+from trainer.data.records import parse_example
+from trainer.data.source import BadRecord, Chunk, Part, plain_names
+from trainer.errors import BadInput
+
+_CHUNK = 256
+
+
+class TfrecordSource:
+    """Files of `tf.Example`, one part a file.
+
+    Args:
+        config: The data section.
+        local: Where the files of a bucket were staged.
+
+    Raises:
+        BadInput: There are no files, or a feature cannot be used as it is described.
+    """
+
+    class_names = None
+
+    def __init__(self, config: DataConfig, local: Path | None) -> None:
+        self._config, self._spec = config, config.record_features
+        self._files = find_files(config, local)
+        others = {config.label_key, config.weight_key, config.splits.by}
+        inputs = config.input_keys or [name for name in self._spec if name not in others]
+        if not inputs:
+            raise BadInput("data.record_features: holds nothing but the label; an input is needed")
+        weights = [config.weight_key] if config.weight_key else []
+        plain = plain_names([*inputs, config.label_key, *weights], "data.record_features")
+        self._inputs = {plain[key]: key for key in inputs}
+        self._names = {key: plain[key] for key in inputs}
+        self.label_name = plain[config.label_key]
+        self.weight_name = plain[config.weight_key] if config.weight_key else None
+        self.features = {name: self._feature(key) for name, key in self._inputs.items()}
+        label = self._spec[config.label_key]
+        if label.shape:
+            raise BadInput(f"data.record_features.{config.label_key}.shape = {list(label.shape)}: a label is one value")
+        self.is_classification = config.task == "classification" or (config.task is None and label.type != "float32")
+        if not self.is_classification and label.type == "bytes":
+            raise BadInput(f"data.task = {json.dumps(config.task)}: the label {config.label_key} is not a number")
+        self._used = dict.fromkeys(
+            [*inputs, *[key for key in (config.label_key, config.weight_key, config.splits.by) if key]]
+        )
+        self.parts = [
+            Part(file.split, [place], None, file.path.stat().st_size) for place, file in enumerate(self._files)
+        ]
+
+    def identity(self) -> dict[str, Any]:
+        """Name and digest of every file."""
+        return {**self.description(), "files": content_identity(self._files)}
+
+    def description(self) -> dict[str, str | int | None]:
+        """Kind and names, for the manifest."""
+        return describe_files(self._config, self._files)
+
+    def read(self, part: Part) -> Iterator[Chunk]:
+        """The records of a file, as values."""
+        file = self._files[part.place[0]]
+        rows: list[tuple[int, bytes]] = []
+        number = 0
+        damage = None
+        try:
+            for number, record in enumerate(read_frames(file.path), 1):
+                rows.append((number, record))
+                if len(rows) == _CHUNK:
+                    yield self._chunk(file.name, rows)
+                    rows = []
+        except DamagedFile as error:
+            damage = BadRecord(file.name, number + 1, f"{error}; nothing after it can be read")
+        chunk = self._chunk(file.name, rows)
+        if damage:
+            chunk.bad.append(damage)
+        elif number == 0:
+            chunk.bad.append(BadRecord(file.name, 0, "holds no records"))
+        yield chunk
+
+    def _chunk(self, name: str, rows: list[tuple[int, bytes]]) -> Chunk:
+        """Turns records into columns, leaving out those that have a value that is bad."""
+        values: dict[str, list[Any]] = {key: [] for key in self._used}
+        sizes: dict[str, list[str]] = {name: [] for name, f in self.features.items() if f.kind == "image"}
+        bad = []
+        for number, record in rows:
+            try:
+                example = parse_example(record)
+                found = {key: self._value(key, self._raw(key, example.get(key, []))) for key in self._used}
+            except ValueError as error:
+                bad.append(BadRecord(name, number, str(error)))
+                continue
+            for key, (value, size) in found.items():
+                values[key].append(value)
+                if size is not None:
+                    sizes[self._names[key]].append(size)
+        config = self._config
+        return Chunk(
+            {name: _packed(values[key], self.features[name].kind) for name, key in self._inputs.items()},
+            values[config.label_key],
+            values[config.weight_key] if config.weight_key else None,
+            [str(value) for value in values[config.splits.by]] if config.splits.by else None,
+            sizes,
+            bad,
+        )
+
+    def _raw(self, key: str, listed: list[Any]) -> Any:
+        """The value of a feature: bytes, or an array of its shape."""
+        spec = self._spec[key]
+        kind = {"bytes": bytes, "float32": float, "int64": int}[spec.type]
+        wanted = 1 if spec.type == "bytes" else math.prod(spec.shape)
+        if len(listed) != wanted or not isinstance(listed[0], kind):
+            have = f"{len(listed)} of {type(listed[0]).__name__}" if listed else "none"
+            raise ValueError(f"{key} should hold {wanted} of {spec.type}, and holds {have}")
+        return listed[0] if spec.type == "bytes" else np.array(listed).reshape(spec.shape)
+
+    def _value(self, key: str, raw: Any) -> tuple[Any, str | None]:
+        spec, config = self._spec[key], self._config
+        if key == config.label_key:
+            return _label(key, raw, spec, self.is_classification), None
+        if key in (config.weight_key, config.splits.by):
+            return (_text(key, raw) if spec.type == "bytes" else raw.item()), None
+        kind = _kind(key, spec, config)
+        if kind == "image":
+            return self._image(key, raw, spec)
+        if kind == "number":
+            return raw, None
+        return (_text(key, raw) if spec.type == "bytes" else str(raw.item())), None
+
+    def _image(self, key: str, raw: bytes, spec: RecordFeature) -> tuple[np.ndarray, str]:
+        shape = self.features[self._names[key]].shape
+        if spec.encoded:
+            pixels, before = decode(raw, self._config.image_size or shape[:2], shape[-1])
+            return pixels, f"{before[0]}×{before[1]}"
+        if len(raw) != np.prod(shape):
+            raise BadImage(f"{key} has {len(raw)} bytes, and {list(shape)} needs {np.prod(shape)}")
+        return np.frombuffer(raw, np.uint8).reshape(shape), f"{shape[0]}×{shape[1]}"
+
+    def _feature(self, key: str) -> Feature:
+        spec, config = self._spec[key], self._config
+        kind = _kind(key, spec, config)
+        path = f"data.record_features.{key}"
+        if kind == "image":
+            if spec.type != "bytes":
+                raise BadInput(f"{path}.type = {json.dumps(spec.type)}: an image is bytes")
+            shape = spec.shape
+            if spec.encoded and config.image_size:
+                shape = (*config.image_size, config.image_channels or (shape[-1] if len(shape) == 3 else 3))
+            if len(shape) != 3 or (shape[-1] not in (1, 3) and spec.encoded):
+                raise BadInput(f"{path}.shape = {list(shape)}: an image needs height, width and channels")
+            return Feature(kind="image", shape=shape)
+        if kind == "number" and spec.type != "bytes":
+            return Feature(kind="number", shape=spec.shape)
+        if kind != "number" and not spec.shape:
+            return Feature(kind=kind)
+        raise BadInput(f"{path}: {spec.type} {list(spec.shape)} cannot be taken for a {kind}")
+
+
+def _kind(key: str, spec: RecordFeature, config: DataConfig) -> Kind:
+    return config.kinds.get(key, "category" if spec.type == "bytes" else "number")
+
+
+def _label(key: str, raw: Any, spec: RecordFeature, is_class: bool) -> Any:
+    if is_class:
+        return _text(key, raw) if spec.type == "bytes" else f"{raw.item():g}"
+    value = float(raw)
+    if not np.isfinite(value):
+        raise ValueError(f"the label {key} is not finite")
+    return value
+
+
+def _text(key: str, raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise ValueError(f"{key} is not UTF-8") from None
+
+
+def _packed(values: list[Any], kind: Kind) -> Any:
+    return np.array(values, np.float32) if kind == "number" else values
