@@ -1,7 +1,7 @@
 """Component: an evaluation into a verdict."""
 
 from kfp import dsl
-from kfp.dsl import HTML, Artifact, Input, Model, Output
+from kfp.dsl import HTML, Artifact, Input, Markdown, Model, Output
 
 
 @dsl.component(base_image="trireme", install_kfp_package=False)
@@ -11,10 +11,12 @@ def judge_model(
     run: str,
     model: Input[Model],
     evaluation: Input[Artifact],
+    serving_check: Input[Artifact],
     verdict: Output[Artifact],
     report: Output[HTML],
+    summary: Output[Markdown],
 ) -> bool:
     """Applies the thresholds, writes verdict and report, and answers whether the model is blessed."""
     from trainer import tasks
 
-    return tasks.judge_model(evaluate, root, run, model, evaluation, verdict, report)
+    return tasks.judge_model(evaluate, root, run, model, evaluation, serving_check, verdict, report, summary)

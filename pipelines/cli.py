@@ -10,6 +10,8 @@ from pathlib import Path
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
 
 from pipelines import commands_check, commands_kubeflow, commands_schedule
+from pipelines.commands_models import add_models_command
+from pipelines.commands_predict import add_predict_command
 
 _EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 bad input, 3 not blessed (with --fail-unless-blessed),
@@ -71,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     schema = commands.add_parser("schema", help="print the JSON Schema of a configuration file",
                                  description="Print the JSON Schema of a configuration file, for editors.")  # fmt: skip
     schema.set_defaults(command=_schema)
+    add_models_command(commands)
+    add_predict_command(commands)
     return parser
 
 

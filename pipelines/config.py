@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from trainer.config import (
-    NUMBER_METRICS,
     DataConfig,
     EvaluateConfig,
     NotifyConfig,
@@ -21,6 +20,7 @@ from trainer.config import (
     PushConfig,
     RetrainConfig,
     Section,
+    ServingConfig,
     TrainConfig,
     ValidateConfig,
     parse,
@@ -28,6 +28,7 @@ from trainer.config import (
 )
 from trainer.config_file import override, read_config_file
 from trainer.errors import BadInput
+from trainer.metric_names import ALL, names_of
 
 from pipelines import pods
 from pipelines.operation import KubeflowConfig, ScheduleConfig, ScheduleName
@@ -153,6 +154,8 @@ class Config(Section):
     """The model, its optimizer, and how the training goes."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """How the model is measured and what it has to reach."""
+    serving: ServingConfig = ServingConfig()
+    """What the exported model must do where it will serve."""
     push: PushConfig = PushConfig()
     """Where a blessed model goes."""
     retrain: RetrainConfig = RetrainConfig()
@@ -210,9 +213,9 @@ class Config(Section):
     def _schedule_problems(self, name: str, schedule: ScheduleConfig) -> Iterator[Problem]:
         path = f"schedules.{name}.overrides"
         for setting in schedule.overrides:
-            if setting.partition(".")[0] not in ("data", "train", "evaluate", "push", "retrain", "seed"):
+            if setting.partition(".")[0] not in ("data", "train", "evaluate", "serving", "push", "retrain", "seed"):
                 yield Problem(f"{path}.{setting}", schedule.overrides[setting],
-                              "can override data, train, evaluate, push, retrain and seed only")  # fmt: skip
+                              "can override data, train, evaluate, serving, push, retrain and seed only")  # fmt: skip
                 return
         if schedule.overrides:
             try:
@@ -232,9 +235,11 @@ class Config(Section):
         for key, metric in watched:
             if metric == other:
                 yield Problem(f"train.{key}", metric, f"is no metric of {task} (data.task)")
-        for metric in self.evaluate.thresholds:
-            if (metric in NUMBER_METRICS) != (task == "regression"):
-                yield Problem("evaluate.thresholds", metric, f"is no metric of {task} (data.task)")
+        of_this_task = (*names_of(task, self.evaluate.quantiles), *self.evaluate.own_metrics)
+        for path, thresholds in self.evaluate.thresholds_by_path():
+            for metric in thresholds:
+                if metric in ALL and metric not in of_this_task:
+                    yield Problem(f"evaluate.{path}", metric, f"is no metric of {task} (data.task)")
         if task == "regression":
             for key in ("class_weights", "label_smoothing"):
                 if getattr(train, key):

@@ -1,4 +1,4 @@
-"""Configuration → Kubeflow pipeline: prepare (→ validate) → train → evaluate → judge → (blessed) push, and an exit task.
+"""Configuration → Kubeflow pipeline: prepare (→ validate) → train → evaluate, check → judge → (blessed) push; an exit task.
 
 compile_pipeline(config, Path("digits.yaml"))      # the same configuration gives the same bytes
 """
@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from components.check_serving import check_serving
 from components.decide_training import decide_training
 from components.evaluate_model import evaluate_model
 from components.fingerprint_data import fingerprint_data
@@ -26,7 +27,7 @@ from trainer.provenance import source_digest
 from pipelines.config import ClusterConfig, Config
 from pipelines.pods import dress, dress_training, give_addresses, give_run
 
-SECTIONS = ("data", "train", "evaluate", "push", "retrain")
+SECTIONS = ("data", "train", "evaluate", "serving", "push", "retrain")
 
 
 def build_pipeline(config: Config) -> Any:
@@ -45,6 +46,7 @@ def build_pipeline(config: Config) -> Any:
         data: str = parameters["data"],
         train: str = parameters["train"],
         evaluate: str = parameters["evaluate"],
+        serving: str = parameters["serving"],
         push: str = parameters["push"],
         retrain: str = parameters["retrain"],
         seed: int = parameters["seed"],
@@ -88,24 +90,35 @@ def build_pipeline(config: Config) -> Any:
             model = trained.outputs["model"]
             measured = evaluate_model(evaluate=evaluate, name=name, registry=registry, examples=examples, model=model)
             evaluation = measured.outputs["evaluation"]
-            judged = judge_model(evaluate=evaluate, root=root, run=run, model=model, evaluation=evaluation)
+            checked = check_serving(serving=serving, model=model)
+            judged = judge_model(
+                evaluate=evaluate,
+                root=root,
+                run=run,
+                model=model,
+                evaluation=evaluation,
+                serving_check=checked.outputs["serving_check"],
+            )
             with dsl.If(judged.outputs["Output"] == True, name="blessed"):  # noqa: E712 - becomes a CEL expression
                 pushed = push_model(
                     push=push,
+                    evaluate=evaluate,
                     name=name,
                     registry=registry,
                     root=root,
                     run=run,
+                    examples=examples,
                     model=model,
                     evaluation=evaluation,
+                    serving_check=checked.outputs["serving_check"],
                     verdict=judged.outputs["verdict"],
                 )
         cached += [prepared, trained]
-        others += [measured, judged, pushed]
+        others += [measured, checked, judged, pushed]
         for task in (*cached, *others):
             task.set_container_image(config.cluster.image)
             dress(task, config.cluster)
-        for task in (*retried, prepared, trained, measured, pushed):
+        for task in (*retried, prepared, trained, measured, checked, pushed):
             _retry(task, config.cluster)
         for task in cached:
             task.set_caching_options(config.cluster.cache)

@@ -63,7 +63,7 @@ class Fault:
     Attributes:
         kind: `status` answers with `status` and `text`; `reset` breaks off before the request is passed on,
             `lost_answer` after; `truncate` breaks off after `at` bytes of the answer; `corrupt` flips a bit of the
-            answer's body, `corrupt_upload` of the request's; `trickle` sends the rest after `at` bytes one byte a time.
+            answer's body, `corrupt_upload` of the request's; `trickle` sends what follows `at` bytes one byte a time.
         times: How often; then the requests pass.
     """
 
@@ -139,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault and fault.kind == "trickle":
             self.wfile.write(body[: fault.at])
             with contextlib.suppress(OSError):
-                for one in body[fault.at :]:
+                for one in body[fault.at : fault.at + 500]:  # then it breaks off, lest a broken client waits for ever
                     self.wfile.write(bytes([one]))
                     time.sleep(0.01)
             self.close_connection = True

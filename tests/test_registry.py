@@ -186,6 +186,39 @@ def test_what_is_retired_is_never_promoted_even_if_its_files_are_still_there(reg
     assert storage.list_folders(registry.uri) == ["2"]
 
 
+def test_nobody_can_promote_what_is_about_to_be_deleted(registry, model, monkeypatch):
+    for _ in range(2):
+        registry.publish(model, {})
+    real, refused = storage.delete_prefix, []
+
+    def delete_prefix(uri):
+        with pytest.raises(BadInput, match="no version 1"):
+            registry.promote(1, None, "quick")
+        refused.append(uri)
+        real(uri)
+
+    monkeypatch.setattr(storage, "delete_prefix", delete_prefix)
+    assert registry.retain(1) == [1]
+    assert refused == [f"{registry.uri}/1"]
+
+
+def test_what_was_promoted_a_moment_before_it_would_be_retired_is_kept(registry, model, monkeypatch):
+    for _ in range(3):
+        registry.publish(model, {})
+    real, promoted = storage.write_json, []
+
+    def write_json(uri, value, if_generation=None):
+        if not promoted:
+            promoted.append(1)
+            registry.promote(1, None, "quick")
+        return real(uri, value, if_generation)
+
+    monkeypatch.setattr(storage, "write_json", write_json)
+    assert registry.retain(1) == [2]
+    assert registry.champion().number == 1
+    assert registry.verify() == []
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "x" * 200])
 def test_a_name_that_is_no_name_is_refused(tmp_path, name):
     with pytest.raises(BadInput, match="registry name"):

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -170,6 +171,23 @@ def test_four_processes_lose_no_increment(tmp_path):
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         pool.starmap(_increment, [(path, 25)] * 4)
     assert storage.read_json(path)[0] == 100
+
+
+def test_a_reader_never_sees_half_a_value(tmp_path):
+    path = tmp_path / "x.json"
+    storage.write_json(path, [])
+    writing = threading.Event()
+
+    def write():
+        for number in range(30):
+            storage.write_json(path, [number] * 20_000)
+        writing.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not writing.is_set():
+        assert len(set(storage.read_json(path)[0])) <= 1
+    writer.join()
 
 
 # Staging and publishing

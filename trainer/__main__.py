@@ -3,6 +3,7 @@
     python -m trainer prepare  configs/digits.yaml --output examples
     python -m trainer train    configs/digits.yaml --examples examples --output model
     python -m trainer evaluate configs/digits.yaml --examples examples --model model --output evaluation
+    python -m trainer serve-check configs/digits.yaml --model model --output serving
     python -m trainer export   configs/digits.yaml --examples examples --keras model/model.keras --output exported
 
 Each output folder appears whole or not at all.
@@ -17,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.config import DataConfig, EvaluateConfig, Section, TrainConfig, parse
+from trainer.config import DataConfig, EvaluateConfig, Section, ServingConfig, TrainConfig, parse
 from trainer.config_file import override, read_config_file
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, TriremeError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, TriremeError, WorldFailure
 
 S = TypeVar("S", bound=Section)
 
@@ -72,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
                        help="folder of this training's checkpoints (default: OUTPUT.checkpoints)")  # fmt: skip
     step("evaluate", _evaluate, "measure a model, judge it and write the report", examples,
          ("--model", "folder of a trained model"), output)  # fmt: skip
+    step("serve-check", _serve_check, "ask an export in a fresh process, as a server would ask it",
+         ("--model", "folder of a trained model"), output)  # fmt: skip
     step("export", _export, "make a SavedModel of a .keras file", examples, ("--keras", "the .keras file"), output)
     return parser
 
@@ -123,12 +126,28 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     say(f"{decision['verdict']}: " + "; ".join(decision["reasons"]))
 
 
+def _serve_check(arguments: argparse.Namespace) -> None:
+    from trainer.atomic import aside
+    from trainer.evaluate import write_json
+    from trainer.progress import say
+    from trainer.serving import SERVING_FILE, check_serving
+
+    config, _ = _section(arguments, ServingConfig, "serving")
+    found = check_serving(config, arguments.model)
+    with aside(arguments.output) as partial:
+        write_json(partial / SERVING_FILE, found)
+    for finding in found["findings"]:
+        say(f"{'passed' if finding['passed'] else 'FAILED'}: {finding['check']}: {finding['message']}")
+    if not found["passed"]:
+        raise WorldFailure(f"the serving check failed; {arguments.output / SERVING_FILE} has what was found")
+
+
 def _export(arguments: argparse.Namespace) -> None:
     import keras
 
     from trainer.atomic import aside
     from trainer.data.manifest import read_manifest
-    from trainer.export import export_model
+    from trainer.export import export_model, reference_examples
 
     manifest = read_manifest(arguments.examples)
     try:
@@ -136,7 +155,7 @@ def _export(arguments: argparse.Namespace) -> None:
     except (ValueError, OSError) as error:
         raise BadInput(f"--keras = {arguments.keras}: cannot be read: {str(error).splitlines()[0]}") from None
     with aside(arguments.output) as partial:
-        export_model(model, manifest, partial)
+        export_model(model, manifest, reference_examples(arguments.examples, manifest), partial)
 
 
 if __name__ == "__main__":

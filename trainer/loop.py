@@ -20,7 +20,7 @@ from trainer.config import TrainConfig
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.reading import open_feed
 from trainer.errors import BadInput, Preempted, WorldFailure
-from trainer.export import export_model
+from trainer.export import export_model, reference_examples
 from trainer.models import build_model
 from trainer.objective import Totals, objective_of
 from trainer.progress import progress, say
@@ -128,7 +128,9 @@ def fit(
         "seed": seed,
     }
     with aside(folder) as partial:
-        export_model(_plain_copy(trainer, build), manifest, partial)
+        reference = reference_examples(examples, manifest)
+        exported = export_model(_plain_copy(trainer, build), manifest, reference, partial)
+        summary["model_digest"] = exported["digest"]
         keep_data(examples, partial)
         history = "".join(json.dumps(row) + "\n" for row in state.history)
         (partial / "history.jsonl").write_text(history, encoding="utf-8")

@@ -22,6 +22,7 @@ from trainer.config import (
     NotifyConfig,
     PushConfig,
     RetrainConfig,
+    ServingConfig,
     TrainConfig,
     ValidateConfig,
     parse_json,
@@ -190,19 +191,11 @@ def evaluate_model(
     """Evaluate section, dataset and model → `evaluation.json` and Kubeflow's own metrics."""
     from trainer.data.manifest import FILE_NAME
     from trainer.evaluate import EVALUATION_FILE, write_json
-    from trainer.evaluate import evaluate as measure_model
 
     config = parse_json(EvaluateConfig, evaluate, path="evaluate")
     _present(examples, FILE_NAME)
     _present(model, "train.json")
-    champions = Registry(registry, name)
-    champion = champions.champion()
-    with tempfile.TemporaryDirectory() as staged:
-        baseline = None
-        if champion is not None:
-            say(f"measuring the champion, version {champion.number}, on the same examples")
-            baseline = (champion.number, champions.fetch(champion.number, Path(staged) / "champion"))
-        found = measure_model(config, Path(examples.path), Path(model.path), baseline)
+    found = _measured(config, Registry(registry, name), Path(examples.path), Path(model.path))
     folder = Path(evaluation.path)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / EVALUATION_FILE, found)
@@ -218,83 +211,125 @@ def evaluate_model(
     say(f"test, {found['num_examples']:,} examples: {shown}")
 
 
+@_task("check-serving")
+def check_serving(serving: str, model: Any, serving_check: Any) -> None:
+    """Serving section and model → `serving.json`: whether the export answers as it should where it will serve."""
+    from trainer.evaluate import write_json
+    from trainer.serving import SERVING_FILE
+    from trainer.serving import check_serving as check
+
+    config = parse_json(ServingConfig, serving, path="serving")
+    found = check(config, Path(model.path))
+    Path(serving_check.path).mkdir(parents=True, exist_ok=True)
+    write_json(Path(serving_check.path) / SERVING_FILE, found)
+    for finding in found["findings"]:
+        say(f"{'passed' if finding['passed'] else 'FAILED'}: {finding['check']}: {finding['message']}")
+
+
 @_task("judge-model")
-def judge_model(evaluate: str, root: str, run: str, model: Any, evaluation: Any, verdict: Any, report: Any) -> bool:
-    """Evaluate section and evaluation → the verdict with its reasons, the report, and whether the model is blessed."""
+def judge_model(
+    evaluate: str,
+    root: str,
+    run: str,
+    model: Any,
+    evaluation: Any,
+    serving_check: Any,
+    verdict: Any,
+    report: Any,
+    summary: Any,
+) -> bool:
+    """Evaluate section, evaluation and serving check → the verdict, the report, and whether the model is blessed."""
     from trainer.evaluate import EVALUATION_FILE, write_json
     from trainer.provenance import provenance
-    from trainer.report import render
+    from trainer.report import markdown_summary, render
+    from trainer.serving import SERVING_FILE
     from trainer.verdict import VERDICT_FILE, judge
 
     config = parse_json(EvaluateConfig, evaluate, path="evaluate")
-    found = json.loads((Path(evaluation.path) / EVALUATION_FILE).read_text(encoding="utf-8"))
-    history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
-    summary = json.loads((Path(model.path) / "train.json").read_text(encoding="utf-8"))
-    decision = judge(config, found)
+    found = _read(evaluation, EVALUATION_FILE)
+    checked = _read(serving_check, SERVING_FILE)
+    decision = judge(config, found, checked)
     Path(verdict.path).mkdir(parents=True, exist_ok=True)
-    write_json(Path(verdict.path) / VERDICT_FILE, decision)
+    write_json(Path(verdict.path) / VERDICT_FILE, decision)  # first: whatever happens to the page, this is known
+    history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
+    training = _read(model, "train.json")
     page = render(
-        found, decision, history, {"training": summary, "evaluate": config.model_dump(mode="json")} | provenance()
+        found,
+        decision,
+        history,
+        {
+            "training": training,
+            "evaluate": config.model_dump(mode="json"),
+            "serving": checked.get("measured", {}),
+            "digests": decision["digests"],
+            **provenance(),
+        },
     )
-    Path(report.path).parent.mkdir(parents=True, exist_ok=True)
-    Path(report.path).write_text(page, encoding="utf-8")
-    note(
-        root,
-        run,
-        "verdict",
-        {key: decision[key] for key in ("verdict", "reasons", "data_digest", "baseline_version")}
-        | {"metrics": found["metrics"], "report": getattr(report, "uri", report.path)},
-    )
+    for artifact, text in ((report, page), (summary, markdown_summary(found, decision))):
+        Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
+        Path(artifact.path).write_text(text, encoding="utf-8")
+    _note_verdict(root, run, decision, found, getattr(report, "uri", report.path))
     say(f"{decision['verdict']}: " + "; ".join(decision["reasons"]))
     return decision["blessed"]
 
 
 @_task("push-model")
 def push_model(
-    push: str,
-    name: str,
-    registry: str,
-    root: str,
-    run: str,
-    model: Any,
-    evaluation: Any,
-    verdict: Any,
-    pushed_model: Any,
-) -> None:
-    """A blessed model → the next version in the registry, and the champion."""
-    from trainer.evaluate import EVALUATION_FILE
+    push: str, evaluate: str, name: str, registry: str, root: str, run: str, examples: Any, model: Any, evaluation: Any,
+    serving_check: Any, verdict: Any, pushed_model: Any,
+) -> None:  # fmt: skip
+    """A blessed model → the next version in the registry, and the champion.
+
+    Where another run made a champion in the meantime, the model is judged again, against that one; if it is then not
+    blessed, its version stays in the registry and the champion stays the champion.
+    """
+    from trainer.evaluate import EVALUATION_FILE, write_json
+    from trainer.model_card import CARD_FILE, model_card
     from trainer.registry_files import version_folder
-    from trainer.verdict import VERDICT_FILE
+    from trainer.serving import SERVING_FILE
+    from trainer.verdict import VERDICT_FILE, judge
 
     config = parse_json(PushConfig, push, path="push")
-    decision = json.loads((Path(verdict.path) / VERDICT_FILE).read_text(encoding="utf-8"))
-    found = json.loads((Path(evaluation.path) / EVALUATION_FILE).read_text(encoding="utf-8"))
-    summary = json.loads((Path(model.path) / "train.json").read_text(encoding="utf-8"))
+    rules = parse_json(EvaluateConfig, evaluate, path="evaluate")
+    decision, found = _read(verdict, VERDICT_FILE), _read(evaluation, EVALUATION_FILE)
+    checked, training = _read(serving_check, SERVING_FILE), _read(model, "train.json")
     models = Registry(registry, name)
     with tempfile.TemporaryDirectory() as temporary:
         folder = version_folder(Path(model.path), Path(temporary) / "version")
-        version = models.publish(
-            folder,
-            {
-                "metrics": found["metrics"],
-                "verdict": decision,
-                "data_digest": found["data_digest"],
-                "training": summary,
-            },
-        )
-    try:
-        models.promote(version.number, decision["baseline_version"], "; ".join(decision["reasons"]))
-    except Conflict as error:
-        raise TriremeError(
-            f"version {version.number} was stored and not promoted: {error}; run again, so that it is judged against"
-            " the champion of now"
-        ) from error
-    models.retain(config.keep_versions)
+        card = model_card(name, found, decision, training, checked)
+        (folder / CARD_FILE).write_text(card, encoding="utf-8")
+        record = {
+            "metrics": found["metrics"],
+            "intervals": found["intervals"],
+            "verdict": decision,
+            "data_digest": found["data_digest"],
+            "model_digest": found["model_digest"],
+            "serving": checked.get("measured", {}),
+            "training": training,
+            "evaluate": rules.model_dump(mode="json"),
+            "run": os.environ.get("TRIREME_RUN_DIR") or os.environ.get("KFP_RUN_ID"),
+        }
+        version = models.publish(folder, record)
     Path(pushed_model.path).mkdir(parents=True, exist_ok=True)
-    (Path(pushed_model.path) / "version.json").write_text(
-        json.dumps({"name": name, "version": version.number, "uri": version.uri}) + "\n", encoding="utf-8"
-    )
-    pushed_model.metadata.update(version=version.number, registry_uri=version.uri)
+    while decision["blessed"]:
+        try:
+            models.promote(version.number, decision["baseline_version"], "; ".join(decision["reasons"]))
+            break
+        except Conflict as conflict:
+            say(f"{conflict}")
+            found = _measured(rules, models, Path(examples.path), Path(model.path))
+            decision = judge(rules, found, checked)
+            say(f"judged again: {decision['verdict']}: " + "; ".join(decision["reasons"]))
+            write_json(Path(pushed_model.path) / VERDICT_FILE, decision)
+            write_json(Path(pushed_model.path) / EVALUATION_FILE, found)
+            _note_verdict(root, run, decision, found, None)
+    pushed_model.metadata.update(version=version.number, promoted=decision["blessed"], registry_uri=version.uri)
+    if not decision["blessed"]:
+        say(f"version {version.number} is kept and was not promoted: {version.uri}")
+        return
+    models.retain(config.keep_versions)
+    said = {"name": name, "version": version.number, "uri": version.uri, "digest": found["model_digest"]}
+    (Path(pushed_model.path) / "version.json").write_text(json.dumps(said) + "\n", encoding="utf-8")
     note(root, run, "pushed", {"version": version.number, "uri": version.uri})
     say(f"promoted: version {version.number} in {version.uri}")
 
@@ -310,6 +345,12 @@ def record_outcome(name: str, root: str, run: str, notify: str, state: str, erro
     if notify:
         _notify(parse_json(NotifyConfig, notify, path="notify"), content, root, run)
     say(f"{name}: {state.lower()}" + (f": {error_message}" if error_message else ""))
+
+
+def _note_verdict(root: str, run: str, decision: dict[str, Any], found: dict[str, Any], report: str | None) -> None:
+    """Leaves the verdict for those who ask how the run ended."""
+    kept = {key: decision[key] for key in ("verdict", "reasons", "data_digest", "baseline_version")}
+    note(root, run, "verdict", {**kept, "metrics": found["metrics"], "report": report})
 
 
 def _present(artifact: Any, file: str) -> None:
@@ -364,6 +405,23 @@ def _note_failure(name: str, function: Callable, args: tuple, kwargs: dict, code
     run = given.get("run") or os.environ.get("TRIREME_RUN")
     if run and given.get("root"):
         note(given["root"], run, "failure", {"task": name, "error": message.splitlines()[0], "exit_code": code})
+
+
+def _measured(config: EvaluateConfig, champions: Registry, examples: Path, model: Path) -> dict[str, Any]:
+    """The evaluation of a model, and of whoever is champion now."""
+    from trainer.evaluate import evaluate
+
+    champion = champions.champion()
+    with tempfile.TemporaryDirectory() as staged:
+        baseline = None
+        if champion is not None:
+            say(f"measuring the champion, version {champion.number}, on the same examples")
+            baseline = (champion.number, champions.fetch(champion.number, Path(staged) / "champion"))
+        return evaluate(config, examples, model, baseline)
+
+
+def _read(artifact: Any, name: str) -> dict[str, Any]:
+    return json.loads((Path(artifact.path) / name).read_text(encoding="utf-8"))
 
 
 def _local(root: str, folder: str) -> Path | None:

@@ -195,8 +195,10 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
         for file in sorted((work.folder / RECORDS_FOLDER).glob("*.json"))
     }
     artifacts = _artifacts(work.folder)
-    verdict = _read(artifacts.get("verdict"), "verdict.json")
-    evaluation = _read(artifacts.get("evaluation"), "evaluation.json")
+    # Where the champion changed meanwhile, the model was judged again, and that is what counts.
+    again = artifacts.get("pushed_model")
+    verdict = _read(again, "verdict.json") or _read(artifacts.get("verdict"), "verdict.json")
+    evaluation = _read(again, "evaluation.json") or _read(artifacts.get("evaluation"), "evaluation.json")
     decision = _read(artifacts.get("decision"), "decision.json")
     if decision and not decision["train"]:
         verdict = {"verdict": "skipped", "reasons": [decision["reason"]]}
@@ -270,8 +272,7 @@ def _shown_artifacts(work: _Run, artifacts: dict[str, Path]) -> dict[str, str | 
         shutil.copyfile(artifacts["report"], report)
         shown["report"] = str(report)
     pushed = _read(artifacts.get("pushed_model"), "version.json")
-    if pushed:
-        shown["pushed_model"] = pushed["uri"]
+    shown["pushed_model"] = pushed["uri"] if pushed else None
     return shown
 
 

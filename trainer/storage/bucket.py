@@ -1,9 +1,9 @@
 """Storage in buckets: what the face in `trainer.storage` does when a URI begins with `gs://`.
 
 A bucket has no folders and no rename: readers see objects one by one as they come. So a publication is framed by a
-marker object. It is written first, saying that the prefix is incomplete, and last, saying that it is complete; both
-times it lists every object with size and CRC32C. `stage` refuses the first and holds what it reads against the second,
-so that a mixture of two publications, or half of one, can never be taken for the whole.
+marker object. It is written first, saying that the prefix is incomplete, and last, saying that it is complete and
+listing every object with size and CRC32C. `stage` refuses the first and holds what it reads against the second, so that
+a mixture of two publications, or half of one, can never be taken for the whole.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from typing import Any
 
 from trainer.errors import BadInput, WorldFailure
 from trainer.storage import disk, names, service
-from trainer.storage.errors import Conflict, NotFound
+from trainer.storage.errors import Conflict, Denied, NotFound
 from trainer.storage.parallel import for_each
 from trainer.storage.service import NUM_THREADS, Entry
 
@@ -97,34 +97,36 @@ def publish(source: Path, uri: str, also: Mapping[str, bytes]) -> None:
         _publish_file(bucket, prefix, source)
         return
     contents: dict[str, Path | bytes] = {name: source / name for name in disk.list_names(str(source))} | dict(also)
-    planned = dict(zip(contents, for_each(_measure, contents.values(), NUM_THREADS), strict=True))
     marker = _kept(uri, names.MARKER)
 
     stated, generation = _read_marker(uri)
     if stated and stated["complete"]:
-        if stated["objects"] == planned:
+        measured = dict(zip(contents, for_each(_measure, contents.values(), NUM_THREADS), strict=True))
+        if stated["objects"] == measured:
             return
         raise Conflict(f"{uri}: is published already and holds something else; publish under a new name")
     there = {entry.name: entry for entry in _list(uri)}
-    if not generation and any(_measured(entry) != planned.get(entry.name) for entry in there.values()):
+    same = {name for name in set(there) & set(contents) if _measured(there[name]) == _measure(contents[name])}
+    if not generation and same != set(there):
         raise Conflict(f"{uri}: holds objects that were not published with trireme; publish under a new name")
 
     # From here on the place is ours, until somebody else takes it over: then the last write below fails.
-    generation = write_bytes(marker, _marker(False, planned), generation)
+    generation = write_bytes(marker, _marker(False, {}), generation)
 
-    def put(name: str) -> None:
-        entry = there.get(name)
-        if entry and _measured(entry) == planned[name]:
-            return
-        replaced = entry.generation if entry else 0
-        service.upload(bucket, _under(prefix) + name, contents[name], planned[name]["crc32c"], replaced)
+    def put(name: str) -> Entry:
+        if name in same:
+            return there[name]
+        content, replaced = contents[name], there[name].generation if name in there else 0
+        if isinstance(content, Path):
+            return service.upload(bucket, _under(prefix) + name, content, replaced)
+        generation = service.write(bucket, _under(prefix) + name, content, replaced)
+        return Entry(name, len(content), service.crc32c(content), generation)
 
-    for_each(lambda name: service.delete(bucket, _under(prefix) + name), set(there) - set(planned), NUM_THREADS)
-    in_any_order, announcing = names.in_closing_order(planned)
-    for_each(put, in_any_order, NUM_THREADS)
-    for name in announcing:
-        put(name)
-    write_bytes(marker, _marker(True, planned), generation)
+    for_each(lambda name: service.delete(bucket, _under(prefix) + name), set(there) - set(contents), NUM_THREADS)
+    in_any_order, announcing = names.in_closing_order(contents)
+    arrived = for_each(put, in_any_order, NUM_THREADS) + [put(name) for name in announcing]
+    objects = dict(zip([*in_any_order, *announcing], map(_measured, arrived), strict=True))
+    write_bytes(marker, _marker(True, objects), generation)
 
 
 def publish_numbered(source: Path, uri: str, also: Mapping[str, bytes]) -> int:
@@ -151,7 +153,7 @@ def read_bytes(uri: str) -> tuple[bytes | None, int]:
 def write_bytes(uri: str, data: bytes, if_generation: int | None) -> int:
     """Write the object, if its generation is the expected one."""
     bucket, name = _object(uri)
-    return service.upload(bucket, name, data, service.crc32c(data), if_generation, no_cache=True)
+    return service.write(bucket, name, data, if_generation)
 
 
 def delete_prefix(uri: str) -> None:
@@ -159,7 +161,7 @@ def delete_prefix(uri: str) -> None:
     bucket, prefix = names.split_uri(uri)
     stated, _ = _read_marker(uri)
     if stated and stated["complete"]:
-        write_bytes(_kept(uri, names.MARKER), _marker(False, stated["objects"]), None)
+        write_bytes(_kept(uri, names.MARKER), _marker(False, {}), None)
     there = [entry.name.removeprefix(_under(prefix)) for entry in service.list_entries(bucket, _under(prefix))]
     announcing = [name for name in reversed(names.ANNOUNCING) if name in there]
     ours = [name for name in there if names.is_ours(name)]
@@ -229,7 +231,10 @@ def _list(uri: str) -> list[Entry]:
 def _to_stage(uri: str, wanted: Sequence[str] | None) -> list[Entry]:
     """Return the entries to stage: from the marker if there is one, else as they are in the bucket now."""
     bucket, prefix = names.split_uri(uri)
-    stated, _ = _read_marker(uri)
+    try:
+        stated, _ = _read_marker(uri)
+    except Denied:  # the service says so of a missing object too, to an account that may not list
+        stated = None
     if stated:
         if not stated["complete"]:
             raise WorldFailure(
@@ -256,13 +261,11 @@ def _to_stage(uri: str, wanted: Sequence[str] | None) -> list[Entry]:
 
 
 def _publish_file(bucket: str, name: str, source: Path) -> None:
-    planned = _measure(source)
-    try:
-        service.upload(bucket, name, source, planned["crc32c"], 0)
-    except Conflict as error:
-        there = service.find(bucket, name)
-        if there is None or _measured(there) != planned:
-            raise Conflict(f"gs://{bucket}/{name}: is there already and holds something else") from error
+    there = service.find(bucket, name)
+    if there is None:
+        service.upload(bucket, name, source, 0)
+    elif _measured(there) != _measure(source):
+        raise Conflict(f"gs://{bucket}/{name}: is there already and holds something else")
 
 
 def _measure(content: Path | bytes) -> dict[str, Any]:

@@ -189,66 +189,92 @@ def download(bucket: str, entry: Entry, sink: Sink) -> None:
     _persist(attempt, bucket, entry.name, "storage.objects.get", progress=lambda: got)
 
 
-def upload(
-    bucket: str, name: str, content: bytes | Path, checksum: str, if_generation: int | None, no_cache: bool = False
-) -> int:
-    """Write one object whole; return its generation.
+def upload(bucket: str, name: str, content: Path, if_generation: int) -> Entry:
+    """Send a file as one object.
+
+    What arrives damaged is there until it is sent again: only for places where nobody looks yet. It is the quickest
+    way, because nothing has to be computed beforehand.
 
     Args:
         bucket: Its bucket.
         name: Its name.
-        content: Its bytes, or the file that holds them.
-        checksum: Their CRC32C, in base64.
-        if_generation: Write only over this generation; 0 means only where nothing is, None means over anything.
-        no_cache: Ask caches to keep no copy: for pointers.
+        content: The file.
+        if_generation: Write only over this generation; 0 means only where nothing is.
 
     Raises:
         Conflict: Another generation is there.
         WorldFailure: The service failed until the deadline, or the file changed meanwhile.
     """
-    size = content.stat().st_size if isinstance(content, Path) else len(content)
+    stamp, expected = _stamp(content), if_generation
+    body = _FileBody(content)
+
+    def attempt() -> Entry:
+        nonlocal expected
+        answer = _session().post(
+            _upload_url(bucket, "media", expected) + f"&name={quote(name, safe='')}",
+            data=body if len(body) else b"",  # requests would send an empty stream in chunks
+            headers={"Content-Type": _content_type(name)},
+            timeout=_TIMEOUT_SECS,
+        )
+        if answer.status_code == requests.codes.precondition_failed:
+            arrived = find(bucket, name)
+            if arrived is None or (arrived.size, arrived.crc32c) != (len(body), crc32c(content)):
+                raise _conflict(bucket, name, arrived, if_generation)
+            return arrived  # it had landed, and only the answer was lost
+        _check(answer)
+        told = answer.json()
+        arrived = Entry(name, int(told["size"]), told["crc32c"], int(told["generation"]))
+        if stamp != _stamp(content):
+            raise WorldFailure(f"{content}: changed while it was published; publish it again when it is at rest")
+        if (arrived.size, arrived.crc32c) != (len(body), body.crc32c):
+            expected = arrived.generation  # what is to be replaced now is our own damaged object
+            raise _Broken("it arrived with another checksum")
+        return arrived
+
+    return _persist(attempt, bucket, name, "storage.objects.create")
+
+
+def write(bucket: str, name: str, content: bytes, if_generation: int | None) -> int:
+    """Write a small object that others are watching; return its generation.
+
+    The service is told the checksum beforehand and refuses what arrives damaged.
+
+    Args:
+        bucket: Its bucket.
+        name: Its name.
+        content: Its bytes.
+        if_generation: Write only over this generation; 0 means only where nothing is, None means over anything.
+
+    Raises:
+        Conflict: Another generation is there.
+        WorldFailure: The service failed until the deadline.
+    """
     nonce, boundary = secrets.token_hex(16), secrets.token_hex(16)
     described = {
         "name": name,
-        "crc32c": checksum,
-        "contentType": mimetypes.guess_type(name, strict=True)[0] or "application/octet-stream",
+        "crc32c": crc32c(content),
+        "contentType": _content_type(name),
+        "cacheControl": "no-store",  # a public bucket's caches would answer with an old one
         "metadata": {_NONCE: nonce},
-        **({"cacheControl": "no-store"} if no_cache else {}),
     }
-    head = (
-        f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(described)}\r\n"
-        f"--{boundary}\r\nContent-Type: {described['contentType']}\r\n\r\n"
-    ).encode()
-    tail = f"\r\n--{boundary}--\r\n".encode()
-    address = f"{_client().api_endpoint}/upload/storage/v1/b/{quote(bucket, safe='')}/o?uploadType=multipart"
-    expected = if_generation
+    head = f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{json.dumps(described)}\r\n"
+    head += f"--{boundary}\r\nContent-Type: {described['contentType']}\r\n\r\n"
+    body = head.encode() + content + f"\r\n--{boundary}--\r\n".encode()
 
     def attempt() -> int:
-        nonlocal expected
         answer = _session().post(
-            address if expected is None else f"{address}&ifGenerationMatch={expected}",
-            data=_Body(head, content, size, tail),
+            _upload_url(bucket, "multipart", if_generation),
+            data=body,
             headers={"Content-Type": f"multipart/related; boundary={boundary}"},
             timeout=_TIMEOUT_SECS,
         )
         if answer.status_code == requests.codes.precondition_failed:
-            # The write may be ours: it landed, its answer was lost, and it was sent again.
             there = _find(bucket, name)
-            if there is not None and (there.metadata or {}).get(_NONCE) == nonce:
-                return int(there.generation)
-            raise Conflict(
-                f"gs://{bucket}/{name}: changed meanwhile (generation {there.generation if there else 0}, "
-                f"expected {if_generation})"
-            )
+            if there is None or (there.metadata or {}).get(_NONCE) != nonce:
+                raise _conflict(bucket, name, there, if_generation)
+            return int(there.generation)  # it had landed, and only the answer was lost
         _check(answer)
-        told = answer.json()
-        if (int(told["size"]), told["crc32c"]) != (size, checksum):
-            if isinstance(content, Path) and crc32c(content) != checksum:
-                raise WorldFailure(f"{content}: changed while it was published; publish it again when it is at rest")
-            if expected is not None:
-                expected = int(told["generation"])  # what is to be replaced now is our own damaged object
-            raise _Broken("it arrived with another checksum")
-        return int(told["generation"])
+        return int(answer.json()["generation"])
 
     return _persist(attempt, bucket, name, "storage.objects.create")
 
@@ -275,28 +301,48 @@ def crc32c(content: bytes | Path) -> str:
     return base64.b64encode(checksum.digest()).decode()
 
 
-class _Body:
-    """An upload's body: has a length, so that it is sent as it is, and is read a block at a time, anew for each try."""
+class _FileBody:
+    """A file as an upload's body, read and summed a block at a time, anew for each try.
 
-    def __init__(self, head: bytes, content: bytes | Path, size: int, tail: bytes):
-        self._head, self._content, self._size, self._tail = head, content, size, tail
+    It has a length, so that it is sent as it is, not in HTTP's chunks.
+    """
+
+    def __init__(self, path: Path):
+        self._path, self._size = path, path.stat().st_size
+        self.crc32c = crc32c(b"")  # of what was sent last
 
     def __len__(self) -> int:
-        return len(self._head) + self._size + len(self._tail)
+        return self._size
 
     def __iter__(self) -> Iterator[bytes]:
-        if isinstance(self._content, bytes):
-            yield self._head + self._content + self._tail
-            return
-        yield self._head
-        left = self._size
-        with self._content.open("rb", buffering=0) as file:
+        checksum, left = google_crc32c.Checksum(), self._size
+        with self._path.open("rb", buffering=0) as file:
             while left and (block := file.read(min(left, _UPLOAD_BLOCK_BYTES))):
                 left -= len(block)
+                checksum.update(block)
+                self.crc32c = base64.b64encode(checksum.digest()).decode()
                 yield block
         if left:
-            raise WorldFailure(f"{self._content}: was cut short while it was published; publish it again")
-        yield self._tail
+            raise WorldFailure(f"{self._path}: changed while it was published; publish it again when it is at rest")
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def _conflict(bucket: str, name: str, there: Any, expected: int | None) -> Conflict:
+    found = there.generation if there else 0
+    return Conflict(f"gs://{bucket}/{name}: changed meanwhile (generation {found}, expected {expected})")
+
+
+def _content_type(name: str) -> str:
+    return mimetypes.guess_type(name)[0] or "application/octet-stream"
+
+
+def _upload_url(bucket: str, kind: str, if_generation: int | None) -> str:
+    condition = "" if if_generation is None else f"&ifGenerationMatch={if_generation}"
+    return f"{_client().api_endpoint}/upload/storage/v1/b/{quote(bucket, safe='')}/o?uploadType={kind}{condition}"
 
 
 def _find(bucket: str, name: str) -> google_storage.Blob | None:

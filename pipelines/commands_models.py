@@ -1,0 +1,145 @@
+"""`trireme models list | show | promote | rollback | verify`: the registry by hand; thin over `trainer.registry`."""
+
+import argparse
+import json
+from typing import Any
+
+from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
+
+_SHOWN_METRICS = 3
+
+
+def add_models_command(commands: argparse._SubParsersAction) -> None:
+    """Puts the command and its actions into the command line."""
+    models = commands.add_parser("models", help="look at the model registry, promote and roll back",
+                                 description="Look at the model registry, promote and roll back.")  # fmt: skip
+    actions = models.add_subparsers(title="actions", metavar="ACTION", required=True)
+
+    def action(name: str, function: Any, summary: str) -> argparse.ArgumentParser:
+        added = actions.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        added.add_argument("--registry", default="output/models", metavar="URI",
+                           help="folder or gs:// prefix of the registry (default: %(default)s)")  # fmt: skip
+        added.set_defaults(command=function)
+        return added
+
+    def json_flag(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+    listed = action("list", _list, "list the models, or the versions of one")
+    listed.add_argument("name", nargs="?", metavar="NAME", help="the model; without it all models are listed")
+    json_flag(listed)
+    shown = action("show", _show, "show what is on record of a version")
+    shown.add_argument("name", metavar="NAME")
+    shown.add_argument("version", nargs="?", type=int, metavar="VERSION", help="default: the champion")
+    json_flag(shown)
+    promoted = action("promote", _promote, "make a version the champion, whatever its verdict; this is put on record")
+    promoted.add_argument("name", metavar="NAME")
+    promoted.add_argument("version", type=int, metavar="VERSION")
+    promoted.add_argument("--reason", required=True, metavar="TEXT", help="why; goes on record")
+    rolled = action("rollback", _rollback, "make the champion before this one champion again; this is put on record")
+    rolled.add_argument("name", metavar="NAME")
+    rolled.add_argument("--reason", required=True, metavar="TEXT", help="why; goes on record")
+    verified = action("verify", _verify, "read every file again and compare it with its recorded digest")
+    verified.add_argument("name", metavar="NAME")
+    verified.add_argument("version", nargs="?", type=int, metavar="VERSION", help="default: all versions")
+
+
+def _registry(arguments: argparse.Namespace) -> Any:
+    """The model's registry; a name that is not there is a mistake, for reading would otherwise find it empty."""
+    from trainer import storage
+    from trainer.registry import Registry
+
+    if arguments.name not in (names := storage.list_folders(arguments.registry)):
+        known = ", ".join(sorted(names)) or "none"
+        raise BadInput(f"{arguments.registry}: has no model {arguments.name} (there are: {known})")
+    return Registry(arguments.registry, arguments.name)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from trainer import storage
+    from trainer.registry import Registry
+
+    if arguments.name is None:
+        rows = []
+        for name in sorted(storage.list_folders(arguments.registry)):
+            champion = Registry(arguments.registry, name).champion()
+            rows.append({"name": name, "champion": champion.number if champion else None})
+        if arguments.json:
+            print(json.dumps(rows, ensure_ascii=False))
+        for row in () if arguments.json else rows:
+            print(f"{row['name']:<24}champion {row['champion'] or '–'}")
+        return EXIT_DONE
+    models = _registry(arguments)
+    champion = models.champion()
+    rows = [
+        {
+            "version": version.number,
+            "champion": champion is not None and version.number == champion.number,
+            "verdict": (version.record.get("verdict") or {}).get("verdict"),
+            "metrics": version.record.get("metrics", {}),
+            "digest": version.record["digest"],
+            "uri": version.uri,
+        }
+        for version in models.versions()
+    ]
+    if arguments.json:
+        print(json.dumps(rows, ensure_ascii=False))
+        return EXIT_DONE
+    for row in rows:
+        metrics = [(name, value) for name, value in row["metrics"].items() if value is not None][:_SHOWN_METRICS]
+        told = ", ".join(f"{name} {value:.4f}" for name, value in metrics)
+        print(f"{'*' if row['champion'] else ' '} {row['version']:>4}  {row['verdict'] or '–':<14}{told}")
+    return EXIT_DONE
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    models = _registry(arguments)
+    version = models.version(arguments.version) if arguments.version is not None else models.champion()
+    if version is None:
+        raise BadInput(f"{models.uri}: has no champion yet; name a version")
+    history = [event for event in models.history() if version.number in (event["version"], event["previous"])]
+    if arguments.json:
+        told = {"version": version.number, "uri": version.uri, "record": version.record, "history": history}
+        print(json.dumps(told, ensure_ascii=False))
+        return EXIT_DONE
+    record = version.record
+    print(f"{arguments.name} version {version.number}: {version.uri}")
+    for title, key in (("digest", "digest"), ("model", "model_digest"), ("data", "data_digest"), ("run", "run")):
+        if record.get(key):
+            print(f"{title:<10}{record[key]}")
+    for reason in (record.get("verdict") or {}).get("reasons", []):
+        print(f"{'verdict':<10}{reason}")
+    intervals = record.get("intervals", {})
+    for name, value in record.get("metrics", {}).items():
+        if value is not None:
+            between = intervals.get(name)
+            print(f"{'metric':<10}{name} {value:.4f}" + (f" ({between[0]:.4f} to {between[1]:.4f})" if between else ""))
+    for event in history:
+        print(
+            f"{event['action']:<10}{event['time']} {event['previous'] or '–'} → {event['version']}: {event['reason']}"
+        )
+    return EXIT_DONE
+
+
+def _promote(arguments: argparse.Namespace) -> int:
+    models = _registry(arguments)
+    champion = models.champion()
+    version = models.promote(arguments.version, champion.number if champion else None, arguments.reason)
+    print(f"{arguments.name}: version {version.number} is champion: {version.uri}")
+    return EXIT_DONE
+
+
+def _rollback(arguments: argparse.Namespace) -> int:
+    version = _registry(arguments).rollback(arguments.reason)
+    print(f"{arguments.name}: version {version.number} is champion again: {version.uri}")
+    return EXIT_DONE
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    findings = _registry(arguments).verify(arguments.version)
+    for finding in findings:
+        print(finding)
+    which = "every version" if arguments.version is None else f"version {arguments.version}"
+    if not findings:
+        print(f"{arguments.name}: {which} is as it was published")
+    return EXIT_FAILED if findings else EXIT_DONE

@@ -1,0 +1,171 @@
+"""Do the intervals hold the truth as often as they say? Seen by simulation, for as few as 30 examples."""
+
+import numpy as np
+import pytest
+
+from trainer.evaluate import estimates
+from trainer.evaluate.intervals import change, interval, wilson
+
+_REPEATS = 400
+_SLACK = 0.035  # three standard errors of a share of 0.95 in 400 repeats
+
+
+def classes(num_examples, num_classes, margin, random):
+    labels = random.integers(0, num_classes, num_examples)
+    scores = random.normal(size=(num_examples, num_classes)) + margin * np.eye(num_classes)[labels]
+    powers = np.exp(2 * scores)
+    return labels, powers / powers.sum(axis=1, keepdims=True)
+
+
+def numbers(num_examples, random):
+    labels = random.normal(size=num_examples)
+    return labels, labels + random.normal(size=num_examples) / 2
+
+
+def coverage(draw, measure, num_examples, names, truth):
+    held = dict.fromkeys(names, 0)
+    for _ in range(_REPEATS):
+        found = measure(*draw(num_examples))
+        for name in names:
+            ends = interval(name, found[name], 0.95)
+            held[name] += ends is not None and ends[0] <= truth[name] <= ends[1]
+    return {name: count / _REPEATS for name, count in held.items()}
+
+
+def test_wilson_is_the_interval_of_scipy():
+    from scipy.stats import binomtest
+
+    for hits, count in ((0, 30), (29, 30), (30, 30), (70, 100)):
+        expected = binomtest(hits, count).proportion_ci(0.95, method="wilson")
+        assert wilson(hits, count, 0.95) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_classes", "margin", "num_examples"),
+    [(2, 2.0, 30), (3, 2.5, 30), (3, 2.5, 200), (10, 3.5, 200)],  # of 10 classes in 30 examples see docs/evaluation.md
+)
+def test_intervals_of_classes_hold_the_truth(num_classes, margin, num_examples):
+    random = np.random.default_rng(num_classes)
+    names = (
+        "accuracy", "macro_precision", "macro_recall", "macro_f1", "weighted_precision", "weighted_f1",
+        "roc_auc", "pr_auc", "brier", "expected_calibration_error",
+    )  # fmt: skip
+    large = estimates.of_classes(*classes(300_000, num_classes, margin, random))
+    truth = {name: large[name].value for name in names}
+    found = coverage(
+        lambda n: classes(n, num_classes, margin, random), estimates.of_classes, num_examples, names, truth
+    )
+    assert all(share >= 0.95 - _SLACK for share in found.values()), found
+
+
+@pytest.mark.parametrize("num_examples", [30, 200])
+def test_intervals_of_numbers_hold_the_truth(num_examples):
+    random = np.random.default_rng(11)
+    large = estimates.of_numbers(*numbers(300_000, random), quantiles=[0.9])
+    truth = {name: each.value for name, each in large.items()}
+    found = coverage(
+        lambda n: numbers(n, random),
+        lambda *pair: estimates.of_numbers(*pair, quantiles=[0.9]),
+        num_examples,
+        list(truth),
+        truth,
+    )
+    assert all(share >= 0.95 - _SLACK for share in found.values()), found
+
+
+def test_30_right_answers_of_30_do_not_prove_that_all_are_right(predictions):
+    """Where a percentile bootstrap says [1, 1]."""
+    labels = np.arange(30) % 3
+    found = estimates.of_classes(labels, np.eye(3)[labels] * 0.98 + 0.01 * (1 - np.eye(3)[labels]))
+    for name in ("accuracy", "macro_f1", "macro_recall", "roc_auc", "pr_auc"):
+        low, high = interval(name, found[name], 0.95)
+        assert (0.8 < low < 0.95, high) == (True, 1.0), name
+
+
+def test_an_interval_holds_its_estimate_and_is_always_the_same(predictions):
+    found = estimates.of_classes(*predictions(35, 3))
+    for name, each in found.items():
+        low, high = interval(name, each, 0.9)
+        assert low <= each.value <= high, name
+        assert interval(name, each, 0.9) == (low, high), name
+        wider = interval(name, each, 0.99)
+        assert wider[0] <= low, name
+        assert high <= wider[1], name
+
+
+def test_nothing_is_said_where_nothing_varies():
+    assert (
+        interval("mean_absolute_error", estimates.of_numbers(np.zeros(9), np.ones(9))["mean_absolute_error"], 0.95)
+        is None
+    )
+    assert interval("roc_auc", estimates.UNDEFINED, 0.95) is None
+
+
+@pytest.mark.parametrize("num_examples", [30, 200])
+def test_intervals_of_the_gain_on_the_same_examples_hold_the_truth(num_examples):
+    random = np.random.default_rng(4)
+
+    def pair(count):
+        labels, better = classes(count, 3, 2.5, random)
+        mixed = better**0.5 * random.dirichlet(np.ones(3), count) ** 0.5
+        return labels, better, mixed / mixed.sum(axis=1, keepdims=True)
+
+    names = ("accuracy", "macro_f1", "loss", "roc_auc", "brier")
+    lower = {"loss", "brier"}
+
+    def gains(count):
+        labels, one, other = pair(count)
+        first, second = estimates.of_classes(labels, one), estimates.of_classes(labels, other)
+        return {n: change(n, first[n], second[n], 0.95, lower_is_better=n in lower) for n in names}
+
+    truth = {name: found.gain for name, found in gains(300_000).items()}
+    assert all(gain > 0 for gain in truth.values())
+    held = dict.fromkeys(names, 0)
+    for _ in range(_REPEATS):
+        for name, found in gains(num_examples).items():
+            held[name] += found.low <= truth[name] <= found.high
+    shares = {name: count / _REPEATS for name, count in held.items()}
+    assert all(share >= 0.95 - _SLACK for share in shares.values()), shares
+
+
+def test_comparing_on_the_same_examples_sees_what_two_intervals_hide():
+    """100 of 1,000 wrong against 115, ten of them different: the intervals overlap widely, and yet one is better."""
+    right = np.ones(1000, bool)
+    candidate, baseline = right.copy(), right.copy()
+    candidate[:100] = False
+    baseline[:100] = False
+    baseline[100:115] = False
+    first, second = (estimates.proportion(hits) for hits in (candidate, baseline))
+    assert interval("accuracy", first, 0.95)[0] < second.value
+    found = change("accuracy", first, second, 0.95, lower_is_better=False)
+    assert found.low > 0
+    assert found.p_value == pytest.approx(2 * 0.5**15)
+
+
+def test_the_p_value_is_that_of_the_exact_mcnemar_test():
+    from scipy.stats import binomtest
+
+    candidate = np.array([1] * 9 + [0] * 3 + [1] * 20, bool)
+    baseline = np.array([0] * 9 + [1] * 3 + [1] * 20, bool)
+    found = change(
+        "accuracy", estimates.proportion(candidate), estimates.proportion(baseline), 0.95, lower_is_better=False
+    )
+    assert found.gain == pytest.approx(6 / 32)
+    assert found.p_value == pytest.approx(binomtest(9, 12).pvalue)
+
+
+def test_a_smaller_loss_is_a_gain():
+    first, second = estimates.mean(np.array([0.1, 0.2, 0.3])), estimates.mean(np.array([0.4, 0.4, 0.6]))
+    found = change("loss", first, second, 0.95, lower_is_better=True)
+    assert found.gain == pytest.approx(0.8 / 3)
+    assert found.low < found.gain < found.high
+
+
+def test_two_that_answer_alike_do_not_differ():
+    one = estimates.mean(np.array([0.1, 0.2, 0.3]))
+    assert change("loss", one, one, 0.95, lower_is_better=True) == (0.0, 0.0, 0.0, 1.0)
+    hits = estimates.proportion(np.ones(30, bool))
+    found = change("accuracy", hits, hits, 0.95, lower_is_better=False)
+    assert found.low < 0 < found.high  # 30 examples do not prove that they never differ
+    assert found.p_value == 1.0

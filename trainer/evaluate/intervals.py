@@ -1,0 +1,188 @@
+"""Intervals that hold the true value as often as they say, also for 30 examples; and comparisons on the same examples.
+
+    interval(name, estimate, 0.95)                 # (low, high), or None where nothing can be said
+    change(name, one, other, 0.95, lower_is_better=True)      # the gain, its interval, the p-value of no difference
+
+Proportions: Wilson's score interval. Other fractions: Wilson's for the number of examples that would give a plain
+proportion the same variance, which keeps its shape near 0 and 1, where percentile and normal intervals fail. Means and what
+is made of them: resampling by counts, studentised, because losses are skewed; from 1,000 examples on the t distribution,
+from which resampling then no longer differs.
+"""
+
+import functools
+import math
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+
+from trainer.evaluate.estimates import Estimate
+from trainer.metric_names import is_fraction
+
+_NUM_DRAWS = 2000
+_RESAMPLED_UP_TO = 1000
+_SEED = 20_110_311
+"""Any number: intervals of the same examples must be the same."""
+
+
+class Change(NamedTuple):
+    """Candidate against baseline on the same examples; a gain above 0 is an improvement, whatever the metric."""
+
+    gain: float
+    low: float | None
+    high: float | None
+    """Ends of the gain's interval; None where nothing can be said."""
+    p_value: float | None
+    """Probability of a difference at least as large if there were none: exact McNemar for proportions, else Student's t."""
+
+
+def interval(name: str, found: Estimate, level: float) -> tuple[float, float] | None:
+    """An interval that holds the true value in a share `level` of cases, or None where nothing can be said.
+
+    Args:
+        name: The metric.
+        found: Its estimate.
+        level: Above 0 and below 1.
+    """
+    if found.value is None:
+        return None
+    if found.hits is not None:
+        return wilson(int(found.hits.sum()), len(found.hits), level)
+    if found.influence is None or len(found.influence) < 2:
+        return None
+    if found.bins is not None:
+        return _around_calibration(found, level)
+    if is_fraction(name):
+        return _fraction(found, level)
+    value, moved = found.value, found.influence
+    if name == "root_mean_squared_error":  # the mean is that of the squares
+        ends = _resampled(value**2, 2 * value * moved, level)
+        return ends and (math.sqrt(max(0.0, ends[0])), math.sqrt(max(0.0, ends[1])))
+    if name == "r2":  # of the logarithm of what is not explained, which is far less skewed
+        ends = _resampled(0.0, -moved / (1 - value), level) if value < 1 else None
+        return ends and (1 - (1 - value) * math.exp(ends[1]), 1 - (1 - value) * math.exp(ends[0]))
+    return _resampled(value, moved, level)
+
+
+def wilson(hits: float, count: float, level: float) -> tuple[float, float]:
+    """Wilson's score interval of a proportion (Probable Inference, 1927).
+
+    Args:
+        hits: Examples that count; need not be whole.
+        count: Examples, at least 1; need not be whole.
+        level: Above 0 and below 1.
+    """
+    z = _normal_quantile(level)
+    rate = hits / count
+    middle = (rate + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
+    return max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half))
+
+
+def change(name: str, candidate: Estimate, baseline: Estimate, level: float, *, lower_is_better: bool) -> Change | None:
+    """How much better the candidate is, or None where one of the two has no value."""
+    if candidate.value is None or baseline.value is None:
+        return None
+    sign = -1.0 if lower_is_better else 1.0
+    gain = sign * (candidate.value - baseline.value)
+    if candidate.hits is not None and baseline.hits is not None:
+        return _paired_proportions(gain, candidate.hits, baseline.hits, level)
+    if candidate.influence is None or baseline.influence is None or len(candidate.influence) < 2:
+        return Change(gain, None, None, None)
+    found = _paired_numbers(gain, sign * (candidate.influence - baseline.influence), level)
+    if not is_fraction(name):
+        return found
+    low, high = _paired_fractions(name, candidate, baseline, level)
+    return found._replace(low=low, high=high) if sign > 0 else found._replace(low=-high, high=-low)
+
+
+def _paired_proportions(gain: float, candidate: np.ndarray, baseline: np.ndarray, level: float) -> Change:
+    """Bonett and Price, Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based on Paired Data,
+    2012; McNemar's test in its exact form."""
+    from scipy.stats import binomtest
+
+    gained, lost, count = int((candidate & ~baseline).sum()), int((baseline & ~candidate).sum()), len(candidate)
+    up, down = (gained + 1) / (count + 2), (lost + 1) / (count + 2)
+    half = _normal_quantile(level) * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
+    p_value = float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    return Change(gain, max(-1.0, up - down - half), min(1.0, up - down + half), p_value)
+
+
+def _paired_fractions(name: str, one: Estimate, other: Estimate, level: float) -> tuple[float, float]:
+    """The interval of a difference from the two intervals and the correlation of their errors (Zou and Donner,
+    Construction of Confidence Limits about Effect Measures, 2008), which keeps what Wilson's intervals know of 0 and 1."""
+    (low, high), (other_low, other_high) = interval(name, one, level), interval(name, other, level)
+    spread = float(one.influence.std() * other.influence.std())
+    tied = float(np.mean(one.influence * other.influence)) / spread if spread > 0 else 0.0
+
+    def distance(a: float, b: float) -> float:
+        return math.sqrt(max(0.0, a * a + b * b - 2 * tied * a * b))
+
+    difference = one.value - other.value
+    down = distance(one.value - low, other_high - other.value)
+    up = distance(high - one.value, other.value - other_low)
+    return max(-1.0, difference - down), min(1.0, difference + up)
+
+
+def _paired_numbers(gain: float, moved: np.ndarray, level: float) -> Change:
+    from scipy.special import stdtr, stdtrit
+
+    count = len(moved)
+    error = float(moved.std(ddof=1)) / math.sqrt(count)
+    if error == 0.0:  # the two answer alike
+        return Change(gain, gain, gain, 1.0 if gain == 0 else 0.0)
+    half = float(stdtrit(count - 1, 0.5 + level / 2)) * error
+    return Change(gain, gain - half, gain + half, float(2 * stdtr(count - 1, -abs(gain) / error)))
+
+
+def _fraction(found: Estimate, level: float) -> tuple[float, float]:
+    """Wilson's interval for the number of examples of which a plain proportion would vary as much."""
+    count = len(found.influence)
+    variance = float(np.square(found.influence).sum()) / (count * (count - 1))
+    worst = found.value * (1 - found.value)
+    number = worst / variance if variance > 0 else math.inf
+    return wilson(found.value * min(number, found.effective), min(number, found.effective), level)
+
+
+def _resampled(value: float, moved: np.ndarray, level: float) -> tuple[float, float] | None:
+    """The studentised bootstrap of a mean (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 12)."""
+    count = len(moved)
+    error = float(moved.std(ddof=1)) / math.sqrt(count)
+    if error == 0.0 or not math.isfinite(error):
+        return None
+    if count > _RESAMPLED_UP_TO:
+        from scipy.special import stdtrit
+
+        half = float(stdtrit(count - 1, 0.5 + level / 2)) * error
+        return value - half, value + half
+    draws = _draws(count)
+    means = draws @ moved
+    errors = np.sqrt(np.maximum(draws @ np.square(moved) - np.square(means), 0.0) / (count - 1))
+    varied = errors > error / 1000  # a draw of one example again and again says nothing
+    low, high = np.quantile(means[varied] / errors[varied], (0.5 - level / 2, 0.5 + level / 2))
+    return min(value, value - float(high) * error), max(value, value - float(low) * error)
+
+
+@functools.lru_cache(maxsize=2)  # every metric of a slice takes the same
+def _draws(count: int) -> np.ndarray:
+    """Shares of the examples in as many draws with replacement [draws, count]."""
+    places = np.random.default_rng(_SEED).integers(count, size=(_NUM_DRAWS, count))
+    places += np.arange(_NUM_DRAWS)[:, np.newaxis] * count
+    return np.bincount(places.ravel(), minlength=_NUM_DRAWS * count).reshape(_NUM_DRAWS, count) / count
+
+
+def _around_calibration(found: Estimate, level: float) -> tuple[float, float]:
+    """The error of each bin is off by at most the noise of its right answers; the noise is drawn by counts.
+
+    Since |‖a‖ − ‖b‖| ≤ ‖a − b‖, this holds at least as often as it says. Bins are taken to be as wide as they are.
+    """
+    counts, hits = (values[found.bins[0] > 0] for values in found.bins)
+    rates = (hits + 1) / (counts + 2)  # a bin without a mistake has one in truth
+    drawn = np.random.default_rng(_SEED).binomial(counts.astype(np.int64), rates, (_NUM_DRAWS, len(counts)))
+    noise = np.abs(drawn - counts * rates).sum(axis=1) / counts.sum()
+    half = float(np.quantile(noise, level))
+    return max(0.0, found.value - half), min(1.0, found.value + half)
+
+
+def _normal_quantile(level: float) -> float:
+    return NormalDist().inv_cdf(0.5 + level / 2)
