@@ -33,17 +33,22 @@ def artifact(name):
         log_metric=lambda *_: None, log_confusion_matrix=lambda *_: None, log_roc_curve=lambda *_: None,
     )
 
-examples, model, evaluation, verdict, report, pushed = map(
-    artifact, ("examples", "model", "evaluation", "verdict", "report.html", "pushed")
+examples, model, evaluation, checked, verdict, report, summary, pushed = map(
+    artifact, ("examples", "model", "evaluation", "checked", "verdict", "report.html", "summary.md", "pushed")
 )
 registry = str(root / "models")
-tasks.prepare_data(config.data.to_json(), config.seed, str(root), examples)
+tasks.prepare_data(config.data.to_json(), config.seed, str(root), "", examples)
 tasks.train_model(config.train.to_json(), config.seed, config.name, str(root), examples, model)
 tasks.evaluate_model(
     config.evaluate.to_json(), config.name, registry, examples, model, evaluation, artifact("m"), artifact("c")
 )
-assert tasks.judge_model(config.evaluate.to_json(), str(root), "run", model, evaluation, verdict, report)
-tasks.push_model(config.push.to_json(), config.name, registry, str(root), "run", model, evaluation, verdict, pushed)
+tasks.check_serving(config.serving.to_json(), model, checked)
+evaluate = config.evaluate.to_json()
+assert tasks.judge_model(evaluate, str(root), "run", model, evaluation, checked, verdict, report, summary)
+tasks.push_model(
+    config.push.to_json(), evaluate, config.name, registry, str(root), "run", examples, model, evaluation, checked,
+    verdict, pushed,
+)
 """
 
 

@@ -58,7 +58,7 @@ def test_each_section_is_one_json_string_and_reaches_its_own_steps_only(compiled
     assert takers == {
         "data": {"prepare-data"},
         "train": {"train-model"},
-        "evaluate": {"evaluate-model", "judge-model"},
+        "evaluate": {"evaluate-model", "judge-model", "push-model"},
         "push": {"push-model"},
     }
 

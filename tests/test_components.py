@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from kfp import dsl
 
+from components.check_serving import check_serving
 from components.evaluate_model import evaluate_model
 from components.judge_model import judge_model
 from components.prepare_data import prepare_data
 from components.push_model import push_model
 from components.record_outcome import record_outcome
 from components.train_model import train_model
-from trainer.config import DataConfig, EvaluateConfig, PushConfig, Splits, TrainConfig, parse
+from trainer.config import DataConfig, EvaluateConfig, PushConfig, ServingConfig, Splits, TrainConfig, parse
 
 DATA = DataConfig(splits=Splits(train="train[:200]", validation="train[200:250]", test="test[:60]"))
 TRAIN = TrainConfig(model="mlp", epochs=2, global_batch_size=32)
@@ -34,6 +35,7 @@ def made(tmp_path_factory):
         for name, kind in {
             "examples": dsl.Dataset, "model": dsl.Model, "evaluation": dsl.Artifact, "metrics": dsl.Metrics,
             "classification_metrics": dsl.ClassificationMetrics, "verdict": dsl.Artifact, "report": dsl.HTML,
+            "serving_check": dsl.Artifact, "summary": dsl.Markdown,
             "pushed_model": dsl.Model,
         }.items()
     }  # fmt: skip
@@ -43,20 +45,15 @@ def made(tmp_path_factory):
         EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"], made["metrics"],
         made["classification_metrics"],
     )  # fmt: skip
+    check_serving.python_func(ServingConfig().to_json(), made["model"], made["serving_check"])
     made["blessed"] = judge_model.python_func(
-        EASY.to_json(), root, "run-1", made["model"], made["evaluation"], made["verdict"], made["report"]
-    )
+        EASY.to_json(), root, "run-1", made["model"], made["evaluation"], made["serving_check"], made["verdict"],
+        made["report"], made["summary"],
+    )  # fmt: skip
     push_model.python_func(
-        PushConfig().to_json(),
-        "tiny",
-        registry,
-        root,
-        "run-1",
-        made["model"],
-        made["evaluation"],
-        made["verdict"],
-        made["pushed_model"],
-    )
+        PushConfig().to_json(), EASY.to_json(), "tiny", registry, root, "run-1", made["examples"], made["model"],
+        made["evaluation"], made["serving_check"], made["verdict"], made["pushed_model"],
+    )  # fmt: skip
     return made | {"folder": folder, "registry": Path(registry)}
 
 
@@ -85,12 +82,11 @@ def test_evaluate_model_counts_every_test_example_once_and_reports_finite_number
 def test_judge_model_answers_one_bool_and_always_writes_verdict_and_report(made, tmp_path):
     assert made["blessed"] is True
     verdict, report = artifact(dsl.Artifact, tmp_path, "verdict"), artifact(dsl.HTML, tmp_path, "report")
-    assert (
-        judge_model.python_func(
-            HARD.to_json(), str(tmp_path), "run", made["model"], made["evaluation"], verdict, report
-        )
-        is False
-    )
+    answer = judge_model.python_func(
+        HARD.to_json(), str(tmp_path), "run", made["model"], made["evaluation"], made["serving_check"], verdict, report,
+        artifact(dsl.Markdown, tmp_path, "summary"),
+    )  # fmt: skip
+    assert answer is False
     decision = json.loads((Path(verdict.path) / "verdict.json").read_text())
     assert decision["verdict"] == "not_blessed"
     assert any("does not hold" in reason for reason in decision["reasons"])

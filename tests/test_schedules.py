@@ -360,7 +360,7 @@ def test_list_shows_what_is_on_the_server_over_all_pages(operator: Operator) -> 
         ("cron: 0 3 * * *, start: '2027-01-01T00:00:00'", "must say its time zone"),
         ("cron: 0 3 * * *, end: '2027-01-01T00:00:00Z', start: '2027-02-01T00:00:00Z'", "must be after start"),
         ("cron: 0 3 * * *, max_concurrency: 11", "schedules.w.max_concurrency = 11: must be at most 10"),
-        ("cron: 0 3 * * *, overrides: {cluster.image: x}", "can override data, train, evaluate, serving, push, retrain and seed only"),
+        ("cron: 0 3 * * *, overrides: {cluster.image: x}", "can override data, train, evaluate, serving, push"),
         ("cron: 0 3 * * *, overrides: {train.epoch: 3}", "train.epoch = 3: unknown key; did you mean epochs?"),
         ("cron: 30 0 1 * *, timezone: Europe/Berlin", "in UTC it falls on the day before"),
     ],
