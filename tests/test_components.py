@@ -118,8 +118,8 @@ def test_the_pushed_model_answers_raw_images_with_class_names_and_probabilities(
 
     signature = tf.saved_model.load(str(made["registry"] / "tiny" / "1")).signatures["serving_default"]
     folder = Path(made["examples"].path)
-    images, labels = load_split(folder, read_manifest(folder), "test")
-    answers = signature(image=tf.constant(images))
+    features, labels = load_split(folder, read_manifest(folder), "test")
+    answers = signature(**{name: tf.constant(values) for name, values in features.items()})
     assert answers["probabilities"].shape == (60, 10)
     assert np.allclose(answers["probabilities"].numpy().sum(axis=1), 1.0, atol=1e-5)
     names = [name.decode() for name in answers["class_name"].numpy()]
@@ -135,7 +135,7 @@ def test_the_keras_file_gives_the_same_answers_as_the_served_model(made):
 
     version = made["registry"] / "tiny" / "1"
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
-    logits = keras.saving.load_model(version / "model.keras", compile=False)(images)
+    logits = keras.saving.load_model(version / "model.keras", compile=False)({"image": images})
     served = tf.saved_model.load(str(version)).signatures["serving_default"](image=tf.constant(images))
     np.testing.assert_allclose(served["probabilities"], tf.nn.softmax(logits), atol=1e-6)
 
