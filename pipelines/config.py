@@ -14,6 +14,7 @@ from pydantic import Field
 from trainer.config import (
     DataConfig,
     EvaluateConfig,
+    GroupConfig,
     NotifyConfig,
     PositiveInt,
     Problem,
@@ -46,7 +47,7 @@ class Accelerator(Section):
     """How many."""
 
 
-class ClusterConfig(Section):
+class ClusterConfig(GroupConfig):
     """Where and with what the tasks run; used when the pipeline is compiled, never inside a task."""
 
     image: Annotated[str, Field(min_length=1)] = "trireme:0.1.0"
@@ -60,8 +61,6 @@ class ClusterConfig(Section):
     """Memory that the training task asks for and may use, such as `16Gi`. None: no request."""
     accelerator: Accelerator | None = None
     """Accelerators of the training task. None: it trains on the CPU."""
-    num_workers: Literal[1] = 1
-    """Processes that train together."""
     gpu: pods.Gpu | None = None
     """GPUs of the training task with the nodes that have them; in place of `accelerator`."""
     node_selector: dict[LabelKey, LabelValue] = {}
@@ -109,6 +108,7 @@ class ClusterConfig(Section):
 
     def problems(self) -> Iterator[Problem]:
         """Settings that exclude one another, and names that are taken."""
+        yield from super().problems()
         for field in ("gpu", "security", "node_affinity", "tolerations", "secrets", "volumes"):
             value = getattr(self, field)
             for index, section in enumerate(value) if isinstance(value, list) else [(None, value)]:
@@ -136,6 +136,10 @@ class ClusterConfig(Section):
                 yield Problem(place, path, f"is taken by {taken[path]}")
             elif path is not None:
                 taken[path] = place
+
+    def group(self) -> GroupConfig:
+        """The part that the training itself must know."""
+        return GroupConfig(**{key: getattr(self, key) for key in GroupConfig.model_fields})
 
 
 class Config(Section):
@@ -187,6 +191,7 @@ class Config(Section):
             yield Problem(
                 "train.strategy", train.strategy, f"would leave {gpus - 1} of {gpus} accelerators idle; use mirrored"
             )
+        yield from self._group_problems()
         if gpus and train.num_virtual_devices is not None:
             yield Problem(
                 "train.num_virtual_devices",
@@ -222,6 +227,28 @@ class Config(Section):
                 self.scheduled(name)
             except BadInput as error:
                 yield Problem(path, schedule.overrides, f"cannot work: {'; '.join(str(error).splitlines())}")
+
+    def _group_problems(self) -> Iterator[Problem]:
+        """A strategy that does not fit the number of processes."""
+        train, workers, servers = self.train, self.cluster.num_workers, self.cluster.num_parameter_servers
+        strategy = train.strategy
+        if servers and strategy not in ("parameter_server", "auto"):
+            yield Problem("train.strategy", strategy, f"would not use {servers} parameter server(s)")
+        elif strategy == "parameter_server" and not servers:
+            yield Problem("cluster.num_parameter_servers", 0, "train.strategy parameter_server needs at least 1")
+        elif strategy == "multi_worker_mirrored" and workers < 2:
+            yield Problem("cluster.num_workers", workers, "train.strategy multi_worker_mirrored needs at least 2")
+        elif workers > 1 and strategy not in ("multi_worker_mirrored", "parameter_server", "auto"):
+            yield Problem(
+                "train.strategy", strategy, f"trains in one process, and cluster.num_workers is {workers};"
+                " use multi_worker_mirrored"
+            )  # fmt: skip
+        if workers > 1 and not servers and train.global_batch_size < workers:
+            yield Problem(
+                "train.global_batch_size", train.global_batch_size, f"must give each of {workers} workers an example"
+            )
+        if workers > 1 and train.loop == "keras_fit":
+            yield Problem("train.loop", train.loop, "Keras cannot read its metrics on several workers; use own")
 
     def _task_problems(self) -> Iterator[Problem]:
         """Settings of classes where the label is a number, and the other way round, as far as `data.task` says it."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from trainer.config import PositiveInt, Problem, Section, text
+from trainer.strategy import NUM_ACCELERATORS_VARIABLE
 
 if TYPE_CHECKING:
     from trainer.config import NotifyConfig
@@ -205,6 +206,9 @@ def dress_training(task: Any, cluster: "ClusterConfig") -> None:
     if cluster.accelerator:
         task.set_accelerator_type(cluster.accelerator.type)
         task.set_accelerator_limit(cluster.accelerator.count)
+    if cluster.num_gpus:
+        # A GPU image that trains on the CPU all the same is the classic fault: the trainer counts what it sees.
+        task.set_env_variable(NUM_ACCELERATORS_VARIABLE, str(cluster.num_gpus))
     from kfp import kubernetes
 
     if cluster.gpu:

@@ -49,6 +49,7 @@ def build_pipeline(config: Config) -> Any:
         serving: str = parameters["serving"],
         push: str = parameters["push"],
         retrain: str = parameters["retrain"],
+        group: str = parameters["group"],
         seed: int = parameters["seed"],
         root: str = parameters.get("root"),
         registry: str = parameters.get("registry"),
@@ -85,7 +86,9 @@ def build_pipeline(config: Config) -> Any:
                 others.append(decided)
                 retried.append(decided)
                 stack.enter_context(dsl.If(decided.outputs["Output"] == True, name="needed"))  # noqa: E712 - becomes CEL
-            trained = train_model(train=train, seed=seed, name=name, root=root, code=code, examples=examples)
+            trained = train_model(
+                train=train, group=group, seed=seed, name=name, root=root, code=code, examples=examples
+            )
             (decided if gated else trained).after(*validated)
             model = trained.outputs["model"]
             measured = evaluate_model(evaluate=evaluate, name=name, registry=registry, examples=examples, model=model)
@@ -153,7 +156,7 @@ def compile_pipeline(config: Config, file: Path) -> None:
 def parameters_of(config: Config, root: str | None = None) -> dict[str, Any]:
     """Arguments of the pipeline: each section of a step as one JSON string, the seed, and the places that are known."""
     sections = {name: getattr(config, name).to_json() for name in SECTIONS}
-    return {**sections, "seed": config.seed, **places_of(config, root)}
+    return {**sections, "group": config.cluster.group().to_json(), "seed": config.seed, **places_of(config, root)}
 
 
 def code_identity(config: Config) -> str:

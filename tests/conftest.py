@@ -39,6 +39,23 @@ def digits_examples(tmp_path_factory, tfds_data_dir):
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cpu_split_in_time(request):
+    """TensorFlow splits the CPU only before its first operation, which may be another test's."""
+    if any("three_cpus" in item.fixturenames for item in request.session.items):
+        from trainer.strategy import split_cpu
+
+        split_cpu(3)
+
+
+@pytest.fixture(scope="session")
+def three_cpus(_cpu_split_in_time):
+    """The CPU as three logical devices, to run several replicas in this process."""
+    import tensorflow as tf
+
+    assert len(tf.config.list_logical_devices("CPU")) == 3
+
+
 @pytest.fixture
 def configuration(tmp_path):
     """Writes a configuration file and gives its path; the digits with a small model unless the text says otherwise."""

@@ -40,7 +40,7 @@ def made(tmp_path_factory):
         }.items()
     }  # fmt: skip
     prepare_data.python_func(DATA.to_json(), 7, root, "code", "", made["examples"])
-    train_model.python_func(TRAIN.to_json(), 7, "tiny", root, "code", made["examples"], made["model"])
+    train_model.python_func(TRAIN.to_json(), "{}", 7, "tiny", root, "code", made["examples"], made["model"])
     evaluate_model.python_func(
         EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"], made["metrics"],
         made["classification_metrics"],
@@ -156,7 +156,11 @@ def test_record_outcome_records_state_and_error(tmp_path):
     [
         (prepare_data, ('{"name": 3}', 7, "root", "code", "", None), "data.name = 3: must be text"),
         (prepare_data, ("{", 7, "root", "code", "", None), "is not JSON"),
-        (train_model, ('{"epochs": 0}', 7, "tiny", "root", "code", None, None), "train.epochs = 0: must be at least 1"),
+        (
+            train_model,
+            ('{"epochs": 0}', "{}", 7, "tiny", "root", "code", None, None),
+            "train.epochs = 0: must be at least 1",
+        ),
     ],
 )
 def test_a_component_refuses_bad_settings_with_one_sentence_and_exit_code_2(function, arguments, message, capsys):
@@ -170,7 +174,14 @@ def test_a_batch_larger_than_the_split_is_refused_with_the_numbers(made, tmp_pat
     config = TRAIN.model_copy(update={"global_batch_size": 201})
     with pytest.raises(SystemExit) as ended:
         train_model.python_func(
-            config.to_json(), 7, "tiny", str(tmp_path), "code", made["examples"], artifact(dsl.Model, tmp_path, "model")
+            config.to_json(),
+            "{}",
+            7,
+            "tiny",
+            str(tmp_path),
+            "code",
+            made["examples"],
+            artifact(dsl.Model, tmp_path, "model"),
         )
     assert ended.value.code == 2
     assert "train.global_batch_size = 201: the train split has 200 examples" in capsys.readouterr().err

@@ -91,7 +91,7 @@ def test_everything_that_is_wrong_is_reported_at_once_with_line_path_value_and_r
         ("train.learning_rate=.inf", "train.learning_rate = inf: must be a finite number"),
         ("train.learning_rate=-1", "train.learning_rate = -1: must be greater than 0.0"),
         ("train.global_batch_size=0", "train.global_batch_size = 0: must be at least 1"),
-        ("train.strategy=miror", "train.strategy = \"miror\": must be one of 'default', 'one_device'"),
+        ("train.strategy=miror", "train.strategy = \"miror\": must be one of 'auto', 'default', 'one_device'"),
         ("train.num_virtual_devices=1000", "train.num_virtual_devices = 1000: must be at most"),
         ("train.model=cnnn", 'train.model = "cnnn": must be one of cnn, mlp'),
         ("train.label_smoothing=1", "train.label_smoothing = 1: must be less than 1.0"),

@@ -119,21 +119,27 @@ def test_sigterm_leads_to_a_checkpoint_and_the_exit_code_of_a_preempted_process(
 def test_a_damaged_checkpoint_is_passed_over_and_one_of_another_configuration_refused(digits_examples, tmp_path):
     from trainer.checkpoint import Checkpoints, State
     from trainer.config import TrainConfig
+    from trainer.data.manifest import read_manifest
     from trainer.errors import BadInput
     from trainer.models import build_model
+    from trainer.objective import objective_of
+    from trainer.spec import spec_of
     from trainer.step import Trainer
     from trainer.strategy import build_strategy
 
     config = TrainConfig(model="mlp")
 
+    spec = spec_of(read_manifest(digits_examples), digits_examples)
+
     def trainer():
         return Trainer(
-            build_strategy(config), lambda: build_model(config, (8, 8, 1), 10), config, list("0123456789"), 10
+            build_strategy(config), lambda: build_model(config, spec), config, objective_of(spec, config), 10
         )
 
     writer = Checkpoints(tmp_path, trainer(), {"train.model": "mlp"}, keep=2)
-    for step in (1, 2, 3, 4):
-        writer.save(State(step=step, best_step=1))
+    with writer:
+        for step in (1, 2, 3, 4):
+            writer.save(State(step=step, best_step=1))
     assert sorted(folder.name for folder in tmp_path.iterdir()) == [f"step-{step:08d}" for step in (1, 3, 4)]
     data = next((tmp_path / "step-00000004").glob("*.data-*"))
     data.write_bytes(data.read_bytes()[:-7])

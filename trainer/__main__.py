@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.config import DataConfig, EvaluateConfig, Section, ServingConfig, TrainConfig, parse
+from trainer.config import DataConfig, EvaluateConfig, GroupConfig, Section, ServingConfig, TrainConfig, parse
 from trainer.config_file import override, read_config_file
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, TriremeError, WorldFailure
 
@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     train = step("train", _train, "train and export a model", examples, output)
     train.add_argument("--checkpoints", type=Path, metavar="PATH",
                        help="folder of this training's checkpoints (default: OUTPUT.checkpoints)")  # fmt: skip
+    train.add_argument("--mirror", metavar="URI", help="gs:// prefix that checkpoints are copied to")
     step("evaluate", _evaluate, "measure a model, judge it and write the report", examples,
          ("--model", "folder of a trained model"), output)  # fmt: skip
     step("serve-check", _serve_check, "ask an export in a fresh process, as a server would ask it",
@@ -101,7 +102,15 @@ def _train(arguments: argparse.Namespace) -> None:
 
     config, seed = _section(arguments, TrainConfig, "train")
     checkpoints = arguments.checkpoints or arguments.output.with_name(arguments.output.name + ".checkpoints")
-    fit(config, seed, arguments.examples, arguments.output, checkpoints)
+    fit(config, seed, arguments.examples, arguments.output, checkpoints, _group(arguments), arguments.mirror)
+
+
+def _group(arguments: argparse.Namespace) -> GroupConfig:
+    """What the cluster section says of the processes that train together."""
+    data, lines = read_config_file(arguments.config)
+    cluster = override(data, arguments.overrides, lines).get("cluster") or {}
+    known = {key: value for key, value in cluster.items() if key in GroupConfig.model_fields}
+    return parse(GroupConfig, known, path="cluster", lines=lines, source=str(arguments.config))
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:

@@ -14,16 +14,25 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from trainer import storage
 from trainer.config import TrainConfig
+from trainer.consensus import Consensus
 from trainer.errors import BadInput, WorldFailure
 from trainer.progress import say
 
 _STEP_FOLDER = re.compile(r"step-(\d{8})")
 _STATE_FILE = "state.json"
+
+VARIABLES = "variables"
+"""Prefix of TensorFlow's files in a checkpoint's folder."""
 
 
 @dataclass
@@ -32,8 +41,12 @@ class State:
 
     step: int = 0
     """Steps done since the beginning of the training; epoch and place in it follow."""
-    epoch_totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    """Sums of the unfinished epoch: loss, measure, count."""
+    epoch_totals: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0, 0.0])
+    """Sums of the unfinished epoch: loss, measure, count, left out."""
+    skipped_steps: int = 0
+    """Steps left out because they were not finite."""
+    skipped_in_row: int = 0
+    """Those since the last good step."""
     best_step: int | None = None
     """Step of the checkpoint with the best validation so far."""
     best_value: float | None = None
@@ -47,39 +60,95 @@ class State:
 
 
 class Checkpoints:
-    """The checkpoints of one run in one folder.
+    """The checkpoints of one run in one folder, which all its workers share.
+
+    Every worker calls every method: reading a variable that replicas hold apart is a collective operation. Only the
+    chief's files stay.
 
     Args:
         folder: Where they are.
         trainer: Holds the variables.
         identity: What must be the same for a checkpoint to be resumed, by the name a person knows it by.
         keep: Newest ones to keep, besides the best.
+        workers: Who must agree. None: this process is alone.
+        mirror: A prefix of object storage that every checkpoint is copied to, for machines whose disk does not outlive
+            them. None: there is none.
+
+    Writing and copying go on beside the training; leaving the `with` block waits for them.
     """
 
-    def __init__(self, folder: Path, trainer: Any, identity: dict[str, Any], keep: int) -> None:
-        import tensorflow as tf
-
+    def __init__(
+        self,
+        folder: Path,
+        trainer: Any,
+        identity: dict[str, Any],
+        keep: int,
+        workers: Consensus | None = None,
+        mirror: str | None = None,
+    ) -> None:
         self._folder, self._identity, self._keep = folder, identity, keep
+        self._workers = workers or Consensus(trainer.strategy, None)
+        self._mirror = mirror
+        self._writer = ThreadPoolExecutor(1)
+        self._written: Future | None = None
         weights = {id(variable) for variable in trainer.model.weights}
-        # Keras leaves the random state of dropout out of a model's checkpoint; a resumed run would differ.
-        random_state = [variable.value for variable in trainer.model.variables if id(variable) not in weights]
-        self._checkpoint = tf.train.Checkpoint(
-            model=trainer.model, optimizer=trainer.optimizer, averages=trainer.averages, random_state=random_state
-        )
+        # Plain lists, so that a weight is found by its number. Keras leaves the random state of dropout out of a model's
+        # own checkpoint; a resumed run would differ.
+        groups = {
+            "weights": [variable.value for variable in trainer.model.weights],
+            "random_state": [variable.value for variable in trainer.model.variables if id(variable) not in weights],
+            "optimizer": [variable.value for variable in trainer.optimizer.variables],
+            "averages": trainer.averages,
+            "loss_scale": [trainer.loss_scale.variables] if trainer.loss_scale is not None else [],
+        }
+        self._variables = {
+            f"{group}/{number}": variable for group, listed in groups.items() for number, variable in enumerate(listed)
+        }
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type | None, *_: object) -> None:
+        try:
+            self.wait()
+        except WorldFailure as error:
+            if kind is None:
+                raise
+            say(f"warning: {error}")  # what ended the block says more
+        finally:
+            self._writer.shutdown()
 
     def save(self, state: State) -> None:
-        """Writes a checkpoint and removes those no longer kept.
+        """Takes the values of now and writes them in a thread, so that the next steps need not wait for the disk.
+
+        Raises:
+            WorldFailure: The checkpoint before this one could not be written.
+        """
+        values = {name: variable.numpy() for name, variable in self._variables.items()}
+        if self._workers.is_chief:
+            self.wait()
+            self._written = self._writer.submit(self._write, values, asdict(state))
+
+    def wait(self) -> None:
+        """Returns when the last checkpoint is whole.
 
         Raises:
             WorldFailure: The disk is full or cannot be written; the earlier checkpoints are untouched.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
-        target = self._folder / f"step-{state.step:08d}"
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._folder))
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
+
+    def _write(self, values: dict[str, np.ndarray], state: dict[str, Any]) -> None:
+        """Writes one checkpoint, copies it to the mirror, and removes those no longer kept."""
+        step, partial = state["step"], None
+        target = self._folder / f"step-{step:08d}"
         try:
-            self._checkpoint.write(str(partial / "variables"))
+            self._folder.mkdir(parents=True, exist_ok=True)
+            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._folder))
+            write_tensors(partial / VARIABLES, values)
             digests = {file.name: _digest(file) for file in sorted(partial.iterdir())}
-            content = {"state": asdict(state), "identity": self._identity, "sha256": digests}
+            content = {"state": state, "identity": self._identity, "sha256": digests}
             with (partial / _STATE_FILE).open("w", encoding="utf-8") as file:
                 json.dump(content, file, indent=1)
                 file.flush()
@@ -89,29 +158,49 @@ class Checkpoints:
             partial.rename(target)
             shutil.rmtree(target / "replaced", ignore_errors=True)
         except Exception as error:
-            shutil.rmtree(partial, ignore_errors=True)
+            if partial is not None:
+                shutil.rmtree(partial, ignore_errors=True)
             raise WorldFailure(
-                f"the checkpoint of step {state.step} could not be written to {self._folder}: {_reason(error)};"
+                f"the checkpoint of step {step} could not be written to {self._folder}: {_reason(error)};"
                 " earlier ones are untouched: make room and start the run again, it goes on from the newest"
             ) from error
-        self._remove_old(state.best_step)
+        _remove_old(self._folder, self._keep, state["best_step"])
+        if self._mirror is not None:
+            try:
+                self._copy_out(target, state["best_step"])
+            except Exception as error:
+                raise WorldFailure(
+                    f"the checkpoint of step {step} could not be copied to {self._mirror}: {_reason(error)}; start the run"
+                    " again, it goes on from the newest that is there"
+                ) from error
 
     def restore(self) -> State | None:
-        """Loads the newest whole checkpoint into the variables.
+        """Loads the newest whole checkpoint into the variables; all workers load the one that the chief found.
 
         Returns:
             Its state, or None where there is none.
 
         Raises:
             BadInput: It belongs to another model, dataset or configuration.
+            WorldFailure: A worker does not see the chief's checkpoint.
         """
-        for step in sorted(self._steps(), reverse=True):
-            content = self._read(step)
+        self.wait()
+        content = None
+        if self._workers.is_chief:
+            content = next(filter(None, map(self._read, sorted(self._steps(), reverse=True))), None)
             if content is not None:
                 self._check_identity(content["identity"])
-                self._load(step)
-                return State(**content["state"])
-        return None
+        step = self._workers.from_chief(content["state"]["step"] if content else -1)
+        if step < 0:
+            return None
+        content = content or self._read(step)
+        if content is None:
+            raise WorldFailure(
+                f"{self._folder}: does not hold the checkpoint of step {step} that the chief resumes; put the checkpoints"
+                " where all workers can read them"
+            )
+        self._load(step)
+        return State(**content["state"])
 
     def restore_best(self, state: State) -> None:
         """Loads the variables of the best checkpoint, if one was named.
@@ -121,6 +210,8 @@ class Checkpoints:
         """
         if state.best_step is None:
             return
+        self.wait()
+        self._workers.wait()  # the chief has written it
         if self._read(state.best_step) is None:
             raise WorldFailure(
                 f"the best checkpoint, step {state.best_step}, is damaged; start the run again from its data"
@@ -128,17 +219,37 @@ class Checkpoints:
         self._load(state.best_step)
 
     def clear(self) -> None:
-        """Removes all of them: the run is done and a later one begins anew."""
+        """Removes all of them: the run is done and a later one begins anew. For the chief alone."""
+        self.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if self._mirror is not None:
+            storage.delete_prefix(self._mirror)
 
-    def _steps(self) -> list[int]:
-        if not self._folder.is_dir():
-            return []
-        matches = (_STEP_FOLDER.fullmatch(entry.name) for entry in self._folder.iterdir())
-        return [int(match[1]) for match in matches if match]
+    def _steps(self) -> set[int]:
+        here = [entry.name for entry in self._folder.iterdir()] if self._folder.is_dir() else []
+        there = storage.list_folders(self._mirror) if self._mirror is not None else []
+        return {int(match[1]) for match in map(_STEP_FOLDER.fullmatch, [*here, *there]) if match}
+
+    def _copy_out(self, folder: Path, best_step: int | None) -> None:
+        """Copies one checkpoint to the mirror and removes what is no longer kept there."""
+        there = storage.join(self._mirror, folder.name)
+        storage.delete_prefix(there)  # of an earlier try that stopped at this very step
+        storage.publish(folder, there)
+        for step in _outdated(storage.list_folders(self._mirror), self._keep, best_step):
+            storage.delete_prefix(storage.join(self._mirror, f"step-{step:08d}"))
+
+    def _bring(self, step: int) -> None:
+        """Brings a checkpoint from the mirror where it is not on this machine."""
+        name = f"step-{step:08d}"
+        if self._mirror is not None and not (self._folder / name).is_dir():
+            try:
+                storage.stage(storage.join(self._mirror, name), self._folder / name)
+            except (storage.NotFound, WorldFailure) as error:  # half a copy: the one before it is whole
+                say(f"warning: the checkpoint of step {step} cannot be brought: {_reason(error)}")
 
     def _read(self, step: int) -> dict | None:
         """The content of a checkpoint's state file if every file is as it was written."""
+        self._bring(step)
         folder = self._folder / f"step-{step:08d}"
         try:
             content = json.loads((folder / _STATE_FILE).read_text(encoding="utf-8"))
@@ -161,19 +272,65 @@ class Checkpoints:
                 )
 
     def _load(self, step: int) -> None:
-        status = self._checkpoint.read(str(self._folder / f"step-{step:08d}" / "variables"))
-        status.assert_consumed()
+        import tensorflow as tf
 
-    def _remove_old(self, best_step: int | None) -> None:
-        steps = sorted(self._steps(), reverse=True)
-        for step in steps[self._keep :]:
-            if step != best_step:
-                shutil.rmtree(self._folder / f"step-{step:08d}", ignore_errors=True)
+        reader = tf.train.load_checkpoint(str(self._folder / f"step-{step:08d}" / VARIABLES))
+        found = set(reader.get_variable_to_shape_map())
+        assert found == self._variables.keys(), f"variables differ: {sorted(found ^ self._variables.keys())[:5]}"
+        for name, variable in self._variables.items():
+            variable.assign(reader.get_tensor(name))
+
+
+def write_tensors(prefix: Path, values: dict[str, np.ndarray]) -> None:
+    """Writes named values as a checkpoint that TensorFlow reads (`tf.train.load_checkpoint`)."""
+    import tensorflow as tf
+
+    with tf.device("/cpu:0"):
+        tf.raw_ops.SaveV2(
+            prefix=str(prefix),
+            tensor_names=list(values),
+            shape_and_slices=[""] * len(values),
+            tensors=list(values.values()),
+        )
+
+
+def _outdated(names: Iterable[str], keep: int, best_step: int | None) -> list[int]:
+    """Steps of checkpoints that are neither among the newest `keep` nor the best."""
+    steps = sorted((int(match[1]) for match in map(_STEP_FOLDER.fullmatch, names) if match), reverse=True)
+    return [step for step in steps[keep:] if step != best_step]
+
+
+def _remove_old(folder: Path, keep: int, best_step: int | None) -> None:
+    for step in _outdated([entry.name for entry in folder.iterdir()], keep, best_step):
+        shutil.rmtree(folder / f"step-{step:08d}", ignore_errors=True)
+
+
+def read_weights(folder: Path) -> list[np.ndarray]:
+    """The model's weights in one checkpoint's folder, in the order of `model.weights`."""
+    import tensorflow as tf
+
+    reader = tf.train.load_checkpoint(str(folder / VARIABLES))
+    count = sum(name.startswith("weights/") for name in reader.get_variable_to_shape_map())
+    return [reader.get_tensor(f"weights/{number}") for number in range(count)]
+
+
+_NOT_IDENTITY = frozenset({
+    "checkpoint_every_steps", "checkpoint_every_secs", "keep_checkpoints", "steps_per_loop", "strategy",
+    "num_virtual_devices", "cross_device", "communication", "tensorboard_dir", "profile_steps", "eager", "jit_compile",
+    "deterministic", "max_skipped_steps",
+})  # fmt: skip
+
+
+def identity(config: TrainConfig, seed: int, data_digest: str) -> dict[str, Any]:
+    """What decides the weights. How often is saved, how many are kept and where it runs do not."""
+    values = config.model_dump(mode="json").items()
+    fields = {f"train.{key}": value for key, value in values if key not in _NOT_IDENTITY}
+    return {**fields, "seed": seed, "the prepared data": data_digest}
 
 
 def run_key(config: TrainConfig, seed: int, data_digest: str) -> str:
-    """Folder name of a training's checkpoints: another configuration, seed or dataset is another training."""
-    text = json.dumps([config.to_json(), seed, data_digest])
+    """Folder name of a training's checkpoints: what decides the weights decides it, and where it runs does not."""
+    text = json.dumps(identity(config, seed, data_digest), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

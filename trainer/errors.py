@@ -3,12 +3,23 @@
 Everything else is a fault of ours and keeps its traceback.
 """
 
+import re
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_NOT_BLESSED = 3
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PREEMPTED = 143  # 128 + SIGTERM: what a shell reports for a process that SIGTERM ended
+
+
+def reason_of(error: BaseException) -> str:
+    """What an exception of a library says, as one line: Keras puts its reason under a headline, in bold."""
+    lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in str(error).splitlines()]
+    lines = [
+        line for line in lines if line and not line.startswith(("Exception encountered when calling", "in user code"))
+    ]
+    return lines[0] if lines else type(error).__name__
 
 
 class TriremeError(Exception):

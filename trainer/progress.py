@@ -18,6 +18,14 @@ EVENT_PREFIX = "::trireme "
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_EVENTS = 0.1
 
+_quiet = False
+
+
+def be_quiet() -> None:
+    """From now on this process shows nothing: under several workers the chief speaks for all."""
+    global _quiet
+    _quiet = True
+
 
 class Progress:
     """One piece of work that advances; where and how it is shown is decided once, at its start."""
@@ -28,7 +36,7 @@ class Progress:
         self._shown_at = time.monotonic()
         self._bar = None
         self._events = os.environ.get("TRIREME_EVENTS") == "1"
-        if not self._events and sys.stdout.isatty():
+        if not self._events and not _quiet and sys.stdout.isatty():
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
@@ -50,6 +58,8 @@ class Progress:
         if now - self._shown_at < pause and done < self.total:
             return
         self._shown_at = now
+        if _quiet:
+            return
         if self._events:
             emit_event(task=self.task, done=done, total=self.total, unit=self.unit, note=note)
         else:
@@ -73,11 +83,15 @@ def progress(task: str, total: int, unit: str) -> Iterator[Progress]:
 
 def emit_event(**fields: object) -> None:
     """One machine-readable line for the process that watches."""
-    print(EVENT_PREFIX + json.dumps(fields, ensure_ascii=False), flush=True)
+    # One write: `print` makes two of an unbuffered stream, and another thread's line would come between.
+    sys.stdout.write(EVENT_PREFIX + json.dumps(fields, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
 
 
 def say(text: str) -> None:
     """One line for a person."""
+    if _quiet:
+        return
     if os.environ.get("TRIREME_EVENTS") == "1":
         emit_event(say=text)
     else:

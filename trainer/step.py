@@ -6,7 +6,8 @@ batch. The order below decides it:
 1. Sum the per-example losses of the share and divide by the examples of the GLOBAL batch, which is smaller at the end of
    an epoch. (A mean of the replicas' means would weigh the examples of a short share more.)
 2. Add the regularisation losses once over all replicas: divided by their number.
-3. Add the gradients of all replicas (all-reduce by SUM).
+3. Add the gradients of all replicas (all-reduce by SUM), and only now look whether they are finite: an overflow on one
+   replica is an overflow for all.
 4. Clip only now: a norm of partial gradients is not the norm of the gradient.
 5. Divide by the number of replicas, because the optimizer's own `apply` adds the replicas' gradients once more.
 6. Apply; then move the average of the weights.
@@ -14,15 +15,34 @@ batch. The order below decides it:
 Many steps run inside one graph call, so that Python is out of the way.
 """
 
-import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainer.config import TrainConfig
-from trainer.errors import BadInput
 from trainer.objective import Objective, Totals
+from trainer.optimizer import build_optimizer, clip
+from trainer.precision import LossScale
+
+
+class Report(NamedTuple):
+    """What a number of training steps gave."""
+
+    totals: Totals
+    """Sums over the examples of the steps that were made."""
+    left_out: float
+    """Examples of the steps that were left out; no sum holds them."""
+    skipped: int
+    """Steps that were left out."""
+    skipped_in_row: int
+    """Steps left out without a good one since; goes into the next call."""
+    most_skipped_in_row: int
+    """The longest such row."""
+    first_bad_step: int | None
+    """First step (from 0 within the epoch) whose loss or, where that is looked at, gradient was not finite."""
+    input_wait_secs: float
+    """Seconds that the steps waited for a streamed batch; 0 for a split held in memory."""
 
 
 class Trainer:
@@ -34,6 +54,12 @@ class Trainer:
         config: The train section.
         objective: The loss and the measure of the task.
         total_steps: Steps of the whole training, for the learning-rate schedule.
+
+    Attributes:
+        model: The Keras model.
+        optimizer: The Keras optimizer.
+        averages: Averaged weights, in the order of the trainable variables; empty where none are kept.
+        loss_scale: float16's loss scale, or None.
 
     Raises:
         BadInput: The optimizer or its arguments do not exist.
@@ -53,56 +79,115 @@ class Trainer:
                 tf.Variable(tf.identity(variable.value), trainable=False, name=f"average_{index}")
                 for index, variable in enumerate(self.model.trainable_variables if config.ema_decay else [])
             ]
-        self._train_loop = tf.function(self._run_train_steps, reduce_retracing=True)
-        self._evaluate_loop = tf.function(self._run_evaluate_steps, reduce_retracing=True)
+            self.loss_scale = LossScale() if config.precision == "float16" else None
+        self._guarded = self.loss_scale is not None or config.nan_policy == "skip_step"
+        self._compute = self._gradients
+        if config.jit_compile:  # of the whole step, XLA would have to reach other replicas' devices
+            self._compute = tf.function(self._gradients, jit_compile=True, autograph=False, reduce_retracing=True)
+        self._train_loop, self._evaluate_loop = self._run_train_steps, self._run_evaluate_steps
+        if not config.eager:
+            self._train_loop = tf.function(self._train_loop, reduce_retracing=True)
+            self._evaluate_loop = tf.function(self._evaluate_loop, reduce_retracing=True)
 
-    def train_steps(self, feed: Any, iterator: Any, epoch: int, first_step: int, num_steps: int) -> Totals:
+    def train_steps(
+        self, feed: Any, iterator: Any, epoch: int, first_step: int, num_steps: int, skipped_in_row: int = 0
+    ) -> Report:
         """Runs steps `first_step` to `first_step + num_steps` (counted from 0 within the epoch)."""
-        return self._call(self._train_loop, feed, iterator, epoch, first_step, num_steps)
+        found = self._call(self._train_loop, feed, iterator, epoch, first_step, num_steps, skipped_in_row)
+        left_out, skipped, in_row, most, first_bad, waited = found[3:]
+        return Report(
+            Totals(*found[:3]),
+            left_out,
+            int(skipped),
+            int(in_row),
+            int(most),
+            int(first_bad) if first_bad >= 0 else None,
+            waited,
+        )
 
     def evaluate(self, feed: Any, iterator: Any, num_steps: int) -> Totals:
         """Goes once through the split; every example counts once."""
-        return self._call(self._evaluate_loop, feed, iterator, 0, 0, num_steps)
+        return Totals(*self._call(self._evaluate_loop, feed, iterator, 0, 0, num_steps))
 
     def learning_rate(self, step: int) -> float:
         """The learning rate of a step (from 0)."""
         rate = self.optimizer._learning_rate
         return float(rate(step)) if callable(rate) else float(np.asarray(self.optimizer.learning_rate))
 
-    def _call(self, loop: Any, feed: Any, iterator: Any, *numbers: int) -> Totals:
+    def restart_averages(self) -> None:
+        """The averages begin at the weights of now."""
+        for average, variable in zip(self.averages, self.model.trainable_variables, strict=False):
+            average.assign(variable.numpy())
+
+    def graph(self, feed: Any, iterator: Any) -> Any:
+        """The graph of the train loop, for TensorBoard."""
         import tensorflow as tf
 
-        totals = loop(feed, iterator, *(tf.constant(number, tf.int64) for number in numbers))
-        return Totals(*(float(total) for total in totals.numpy()))
+        return self._train_loop.get_concrete_function(feed, iterator, *[tf.constant(0, tf.int64)] * 4).graph
 
-    def _run_train_steps(self, feed: Any, iterator: Any, epoch: Any, first_step: Any, num_steps: Any) -> Any:
+    @staticmethod
+    def _call(loop: Any, feed: Any, iterator: Any, *numbers: int) -> list[float]:
         import tensorflow as tf
 
-        totals = tf.zeros(3, tf.float64)
+        return loop(feed, iterator, *(tf.constant(number, tf.int64) for number in numbers)).numpy().tolist()
+
+    def _run_train_steps(
+        self, feed: Any, iterator: Any, epoch: Any, first_step: Any, num_steps: Any, skipped_in_row: Any
+    ) -> Any:
+        """`[loss, measure, count, left out, skipped, in a row, most in a row, first bad step, seconds waited]` float64."""
+        import tensorflow as tf
+
+        totals, left_out = tf.zeros(3, tf.float64), tf.constant(0.0, tf.float64)
+        skipped = tf.constant(0, tf.int64)
+        in_row, most = skipped_in_row, tf.constant(0, tf.int64)
+        first_bad, waited = tf.constant(-1, tf.int64), tf.constant(0.0, tf.float64)
         for step in tf.range(first_step, first_step + num_steps):
-            totals += self._on_replicas(self._train_share, feed, iterator, epoch, step)
-            if self.averages:
+            (sums, *gradients), seconds = self._on_replicas(self._train_share, feed, iterator, epoch, step)
+            sums = self._one(sums)
+            waited += seconds
+            bad = tf.logical_not(tf.math.is_finite(sums[0]))
+            if self._guarded:
+                applied, bad = self._apply_if_finite(gradients, bad)
+                in_row = tf.where(applied, tf.constant(0, tf.int64), in_row + 1)
+                skipped += tf.cast(tf.logical_not(applied), tf.int64)
+                most = tf.maximum(most, in_row)
+                left_out += tf.where(applied, tf.zeros_like(sums[2]), sums[2])
+                sums = tf.where(applied, sums, tf.zeros_like(sums))
+            elif self.averages:
                 self._move_averages()
-        return totals
+            first_bad = tf.where(tf.logical_and(bad, first_bad < 0), step, first_bad)
+            totals += sums
+        rest = [tf.cast(value, tf.float64) for value in (left_out, skipped, in_row, most, first_bad, waited)]
+        return tf.concat([totals, tf.stack(rest)], axis=0)
 
     def _run_evaluate_steps(self, feed: Any, iterator: Any, epoch: Any, first_step: Any, num_steps: Any) -> Any:
         import tensorflow as tf
 
         totals = tf.zeros(3, tf.float64)
         for step in tf.range(first_step, first_step + num_steps):
-            totals += self._on_replicas(self._evaluate_share, feed, iterator, epoch, step)
+            sums, _ = self._on_replicas(self._evaluate_share, feed, iterator, epoch, step)
+            totals += self._one(sums)
         return totals
 
-    def _on_replicas(self, function: Callable, feed: Any, iterator: Any, epoch: Any, step: Any) -> Any:
+    def _one(self, per_replica: Any) -> Any:
+        """The value of a result that every replica holds alike, because it was reduced over all."""
+        return self.strategy.experimental_local_results(per_replica)[0]
+
+    def _on_replicas(self, function: Callable, feed: Any, iterator: Any, epoch: Any, step: Any) -> tuple[Any, Any]:
+        """The function's result on the replicas' shares of a step, and the seconds that the batch was waited for."""
         import tensorflow as tf
 
         start = step * self.config.global_batch_size
         size = tf.minimum(tf.cast(self.config.global_batch_size, tf.int64), feed.num_examples - start)
-        if feed.streams:
-            sums = self.strategy.run(function, args=(size, *next(iterator)))
-        else:
-            sums = self.strategy.run(self._gathered(function, feed), args=(size, epoch, start))
-        return self.strategy.experimental_local_results(sums)[0]  # every replica holds the sum over all
+        if not feed.streams:
+            return self.strategy.run(self._gathered(function, feed), args=(size, epoch, start)), 0.0
+        before = tf.timestamp()
+        with tf.control_dependencies([before]):
+            batch = next(iterator)
+        local = [self.strategy.experimental_local_results(part) for part in tf.nest.flatten(batch)]
+        with tf.control_dependencies(tf.nest.flatten(local)):
+            after = tf.timestamp()
+        return self.strategy.run(function, args=(size, *batch)), after - before
 
     def _gathered(self, function: Callable, feed: Any) -> Callable:
         import tensorflow as tf
@@ -116,40 +201,45 @@ class Trainer:
 
         return replica
 
-    def _train_share(self, size: Any, *batch: Any) -> Any:
+    def _train_share(self, size: Any, *batch: Any) -> list[Any]:
+        """This replica's part of a step: `[sums]`, or `[sums, *gradients]` where the update is not made yet."""
+        import tensorflow as tf
+
+        replicas = self.strategy.num_replicas_in_sync
+        gradients, sums = self._gradients_in_parts(size, batch)
+        if replicas > 1:
+            context, add = tf.distribute.get_replica_context(), tf.distribute.ReduceOp.SUM
+            gradients = context.all_reduce(add, gradients)
+            sums = context.all_reduce(add, sums)  # apart: some ways to add pack tensors of one type together
+        if self._guarded:
+            return [sums, *gradients]
+        self._update(gradients)
+        return [sums]
+
+    def _gradients_in_parts(self, size: Any, batch: tuple[Any, ...]) -> tuple[list[Any], Any]:
+        """The share's gradients and sums, gone through in as many parts as are to be accumulated."""
+        import tensorflow as tf
+
+        parts = self.config.gradient_accumulation_steps
+        if parts == 1:
+            return self._compute(size, *batch)
+        count = tf.shape(batch[1], tf.int64)[0]
+        gradients = [tf.zeros_like(variable.value) for variable in self.model.trainable_variables]
+        sums = tf.zeros(3, tf.float64)
+        for part in tf.range(tf.constant(parts, tf.int64)):
+            low, high = count * part // parts, count * (part + 1) // parts
+            piece = tf.nest.map_structure(lambda values: values[low:high], batch)  # noqa: B023 - called at once
+            more, more_sums = self._compute(size, *piece)
+            gradients = [a + b for a, b in zip(gradients, more, strict=True)]
+            sums += more_sums
+        return gradients, sums
+
+    def _gradients(self, size: Any, features: Any, labels: Any, *own_weights: Any) -> tuple[list[Any], Any]:
+        """The part of these examples in the gradient of the global batch's loss (times the loss scale), and their sums."""
         import tensorflow as tf
 
         variables = [variable.value for variable in self.model.trainable_variables]
-        parts = self.config.gradient_accumulation_steps
-        if parts == 1:
-            gradients, sums = self._gradients(size, batch, variables)
-        else:
-            count = tf.shape(batch[1], tf.int64)[0]
-            gradients = [tf.zeros_like(variable) for variable in variables]
-            sums = tf.zeros(3, tf.float64)
-            for part in tf.range(tf.constant(parts, tf.int64)):
-                low, high = count * part // parts, count * (part + 1) // parts
-                share = tf.nest.map_structure(lambda values: values[low:high], batch)  # noqa: B023 - used at once
-                more, more_sums = self._gradients(size, share, variables)
-                gradients = [a + b for a, b in zip(gradients, more, strict=True)]
-                sums += more_sums
-        context = tf.distribute.get_replica_context()
-        replicas = context.num_replicas_in_sync
-        if replicas > 1:
-            *gradients, sums = context.all_reduce(tf.distribute.ReduceOp.SUM, [*gradients, sums])
-        gradients = clip(gradients, self.config)
-        if replicas > 1:
-            gradients = [gradient / replicas for gradient in gradients]
-        self.optimizer.apply(gradients, self.model.trainable_variables)
-        return sums
-
-    def _gradients(self, size: Any, batch: tuple, variables: list[Any]) -> tuple[list[Any], Any]:
-        """This share's part of the gradient of the global batch's loss, and its sums."""
-        import tensorflow as tf
-
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        parts = self.config.gradient_accumulation_steps
-        features, labels, *own_weights = batch
+        shares = self.strategy.num_replicas_in_sync * self.config.gradient_accumulation_steps
         with tf.GradientTape() as tape:
             outputs = self.model(features, training=True)
             losses = self.objective.losses(outputs, labels)
@@ -158,17 +248,57 @@ class Trainer:
                 weights *= own
             objective = tf.reduce_sum(losses * weights) / tf.cast(size, losses.dtype)
             if self.model.losses:
-                objective += tf.add_n(self.model.losses) / (replicas * parts)
+                objective += tf.add_n([tf.cast(loss, objective.dtype) for loss in self.model.losses]) / shares
+            if self.loss_scale is not None:
+                objective *= self.loss_scale.factor
         gradients = tape.gradient(objective, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        return gradients, self.objective.sums(losses, outputs, labels)
+        # Rows of an embedding may stand twice in a sparse gradient, and its norm would be wrong.
+        return [tf.convert_to_tensor(gradient) for gradient in gradients], self.objective.sums(losses, outputs, labels)
+
+    def _update(self, gradients: list[Any]) -> None:
+        """Clips the summed gradients and applies them; called on every replica."""
+        gradients = clip(gradients, self.config)
+        replicas = self.strategy.num_replicas_in_sync
+        if replicas > 1:
+            gradients = [gradient / replicas for gradient in gradients]
+        self.optimizer.apply(gradients, self.model.trainable_variables)
+
+    def _apply_if_finite(self, gradients: list[Any], bad_loss: Any) -> tuple[Any, Any]:
+        """Updates the weights unless something is not finite. Called across replicas, where a condition may stand.
+
+        Returns:
+            Whether the update was made, and whether the step was bad beyond what a smaller loss scale can mend.
+        """
+        import tensorflow as tf
+
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(self._one(gradient))) for gradient in gradients])
+        applies = tf.logical_and(finite, tf.logical_not(bad_loss))
+        factor = self.loss_scale.factor if self.loss_scale is not None else None
+
+        def update(*scaled: Any) -> None:
+            self._update(list(scaled) if factor is None else [gradient / factor for gradient in scaled])
+
+        def apply() -> Any:
+            self.strategy.run(update, args=tuple(gradients))
+            if self.averages:
+                self._move_averages()
+            return tf.constant(0)
+
+        tf.cond(applies, apply, lambda: tf.constant(0))
+        if self.loss_scale is None:
+            return applies, tf.logical_not(applies)
+        bad = tf.logical_or(bad_loss, tf.logical_and(tf.logical_not(finite), factor <= 1.0))
+        self.loss_scale.update(finite)
+        return applies, bad
 
     def _evaluate_share(self, size: Any, features: Any, labels: Any, *_: Any) -> Any:
         import tensorflow as tf
 
         outputs = self.model(features, training=False)
         sums = self.objective.sums(self.objective.losses(outputs, labels), outputs, labels)
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, sums) if context.num_replicas_in_sync > 1 else sums
+        if self.strategy.num_replicas_in_sync == 1:
+            return sums
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
 
     def _move_averages(self) -> None:
         decay = self.config.ema_decay
@@ -176,46 +306,3 @@ class Trainer:
             self.strategy.extended.update(
                 average, lambda a, v: a.assign(a * decay + v * (1.0 - decay)), args=(variable.value,)
             )
-
-
-def clip(gradients: list[Any], config: TrainConfig) -> list[Any]:
-    """Clips summed gradients as the configuration says; the same formulas as `tf.clip_by_*`."""
-    import tensorflow as tf
-
-    if config.clip_value is not None:
-        return [tf.clip_by_value(gradient, -config.clip_value, config.clip_value) for gradient in gradients]
-    if config.clip_norm is not None:
-        return [tf.clip_by_norm(gradient, config.clip_norm) for gradient in gradients]
-    if config.clip_global_norm is not None:
-        return tf.clip_by_global_norm(gradients, config.clip_global_norm)[0]
-    return gradients
-
-
-def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
-    """The Keras optimizer that the section names, with its learning-rate schedule.
-
-    Raises:
-        BadInput: Keras has no such optimizer, or it does not take the arguments.
-    """
-    import keras
-
-    schedule = config.learning_rate_schedule
-    rate: Any = config.learning_rate
-    if schedule.name != "constant" or schedule.warmup_steps:
-        from trainer.schedule import WarmupSchedule
-
-        rate = WarmupSchedule(config.learning_rate, schedule, total_steps)
-    identifier = {"class_name": config.optimizer, "config": {**config.optimizer_args, "learning_rate": rate}}
-    try:
-        return keras.optimizers.deserialize(identifier)
-    except (TypeError, ValueError) as error:
-        classes = vars(keras.optimizers).values()
-        known = sorted(
-            c.__name__.lower() for c in classes if isinstance(c, type) and c is not keras.optimizers.Optimizer
-        )
-        if config.optimizer.lower() not in known:
-            raise BadInput(
-                f"train.optimizer = {json.dumps(config.optimizer)}: must be one of {', '.join(known)}"
-            ) from None
-        reason = str(error).strip().splitlines()[0]
-        raise BadInput(f"train.optimizer_args = {json.dumps(config.optimizer_args)}: {reason}") from None

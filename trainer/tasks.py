@@ -16,9 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from trainer import storage
 from trainer.config import (
     DataConfig,
     EvaluateConfig,
+    GroupConfig,
     NotifyConfig,
     PushConfig,
     RetrainConfig,
@@ -163,17 +165,24 @@ def validate_data(
 
 
 @_task("train-model")
-def train_model(train: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
-    """Train section and prepared dataset → exported model in `model.path`."""
+def train_model(train: str, group: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
+    """Train section and prepared dataset → exported model in `model.path`, by one process or by a group of them."""
     from trainer.checkpoint import run_key
     from trainer.data.manifest import FILE_NAME, read_manifest
-    from trainer.loop import fit
 
     config = parse_json(TrainConfig, train, path="train")
+    processes = parse_json(GroupConfig, group, path="cluster")
     _present(examples, FILE_NAME)
     digest = read_manifest(Path(examples.path)).digest
-    checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / run_key(config, seed, digest)
-    summary = fit(config, seed, Path(examples.path), Path(model.path), checkpoints)
+    key, mirror = run_key(config, seed, digest), None
+    checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / key
+    if storage.is_remote(root):  # this machine's disk does not outlive it
+        mirror = storage.join(root, f"checkpoints/{name}/{key}")
+    if processes.is_several:
+        from trainer.launch.training import train_as_group as train_it
+    else:
+        from trainer.loop import fit as train_it
+    summary = train_it(config, seed, Path(examples.path), Path(model.path), checkpoints, processes, mirror)
     model.metadata.update(
         framework="tensorflow",
         model=config.model,

@@ -102,7 +102,7 @@ def _execute(work: _Run, runner: str) -> BaseException | None:
     package = work.folder / "pipeline.yaml"
     compile_pipeline(work.config, package)
     pipeline = components.load_component_from_file(str(package))
-    _drop_retries(pipeline.pipeline_spec)
+    _drop_what_is_for_clusters(pipeline.pipeline_spec)
     environment = {
         "TRIREME_EVENTS": "1",
         "TRIREME_RUN_DIR": str(work.folder),
@@ -149,8 +149,11 @@ def _runner(name: str, root: Path, environment: dict[str, str]) -> Any:
     )
 
 
-def _drop_retries(spec: Any) -> None:
-    """On a person's own machine a failing task fails at once; the pauses between tries are for clusters."""
+def _drop_what_is_for_clusters(spec: Any) -> None:
+    """On a person's own machine a failing task fails at once, and there may be no accelerators to count."""
+    for executor in spec.deployment_spec["executors"].values():
+        if "env" in executor["container"]:
+            executor["container"]["env"].Clear()
     for dag in [spec.root.dag, *(component.dag for component in spec.components.values())]:
         for task in dag.tasks.values():
             task.ClearField("retry_policy")
@@ -177,9 +180,13 @@ def _forwarded_sigterm() -> Iterator[None]:
     def forward(number: int, _: Any) -> None:
         import psutil
 
-        for child in psutil.Process().children(recursive=True):
+        pending = psutil.Process().children()
+        while pending:
+            child = pending.pop()
             with contextlib.suppress(psutil.Error):
-                if child.name() not in ("sh", "dash", "bash"):  # kfp's shell would die and leave the task behind
+                if child.name() in ("sh", "dash", "bash"):  # kfp's shell would die and leave the task behind
+                    pending += child.children()
+                else:  # a task tells its own processes, once: a second signal would end them at once
                     child.send_signal(number)
 
     before = signal.signal(signal.SIGTERM, forward)

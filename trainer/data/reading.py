@@ -38,17 +38,30 @@ class MemoryFeed:
         with tf.device("/cpu:0"):
             self._batch = tf.nest.map_structure(tf.constant, batch)
 
+    def first(self, count: int) -> tuple[Any, ...]:
+        """The first examples as they were written."""
+        import tensorflow as tf
+
+        return tf.nest.map_structure(lambda values: values[:count], self._batch)
+
     def take(self, epoch: Any, start: Any, count: Any) -> tuple[Any, ...]:
         """Examples `start` to `start + count` of the epoch's order, as `records.parser` gives them."""
         import tensorflow as tf
 
         with tf.device("/cpu:0"):
-            places = tf.range(start, start + count, dtype=tf.int64)
             if not self._shuffle:
                 return tf.nest.map_structure(lambda values: values[start : start + count], self._batch)
-            seed = tf.stack([tf.constant(self._seed, tf.int64), tf.cast(epoch, tf.int64)])
-            places = tf.random.experimental.index_shuffle(places, seed, tf.constant(self.num_examples - 1, tf.int64))
-            return tf.nest.map_structure(lambda values: tf.gather(values, places), self._batch)
+            return take(self._batch, self.num_examples, self._seed, epoch, start, count)
+
+
+def take(batch: tuple[Any, ...], num_examples: int, seed: int, epoch: Any, start: Any, count: Any) -> tuple[Any, ...]:
+    """Examples `start` to `start + count` of an epoch's order, gathered from a whole split."""
+    import tensorflow as tf
+
+    places = tf.range(start, start + count, dtype=tf.int64)
+    key = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+    places = tf.random.experimental.index_shuffle(places, key, tf.constant(num_examples - 1, tf.int64))
+    return tf.nest.map_structure(lambda values: tf.gather(values, places), batch)
 
 
 class StreamFeed:
@@ -66,6 +79,12 @@ class StreamFeed:
         self.num_examples = num_examples
         self._files, self._parse = files, parse
         self._seed, self._buffer = seed, buffer_examples
+
+    def first(self, count: int) -> tuple[Any, ...]:
+        """The first examples as they were written."""
+        import tensorflow as tf
+
+        return self._parse(next(iter(tf.data.TFRecordDataset(self._files).batch(count))))
 
     def iterator(self, strategy: Any, batch_size: int, first_epoch: int, start: int, num_epochs: int) -> Any:
         """Per-replica batches from example `start` of `first_epoch` on.
@@ -97,7 +116,11 @@ class StreamFeed:
                 dataset = dataset.flat_map(shares)
             dataset = dataset.prefetch(_BATCHES_AHEAD)  # so that reading does not wait for parsing
             parsed = dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-            return parsed.prefetch(tf.data.AUTOTUNE)
+            # A data set that may end makes workers ask one another before every batch whether there is one, and that
+            # question and the gradients of the step before can meet in different orders: they would wait for ever.
+            # Nobody reads past the end here, because the number of steps is known.
+            endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+            return parsed.prefetch(tf.data.AUTOTUNE).apply(endless)
 
         return iter(strategy.distribute_datasets_from_function(per_worker))
 

@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from trainer.applications import PREFIX, find_application
 from trainer.config import TrainConfig
-from trainer.errors import BadInput
+from trainer.errors import BadInput, reason_of
+from trainer.layers import freeze, synchronize_batch_norm
+from trainer.precision import compute_in
 from trainer.spec import ModelSpec
 
 
@@ -36,14 +39,14 @@ def build_model(config: TrainConfig, spec: ModelSpec) -> Any:
                 known = ", ".join(accepted) or "none"
                 raise BadInput(f"train.model_args.{key}: {config.model} takes no such argument (it takes {known})")
     try:
-        model = build(spec, **config.model_args)
+        with compute_in(config.precision):
+            model = build(spec, **config.model_args)
     except BadInput:
         raise
     except (TypeError, ValueError) as error:
         given = json.dumps(config.model_args)
         raise BadInput(
-            f"train.model_args = {given}: {config.model} cannot be built for {_shown(spec)}: "
-            + str(error).strip().splitlines()[0]
+            f"train.model_args = {given}: {config.model} cannot be built for {_shown(spec)}: " + reason_of(error)
         ) from error
     _check_contract(config.model, model, spec)
     for wanted in spec.augmentation:
@@ -51,10 +54,15 @@ def build_model(config: TrainConfig, spec: ModelSpec) -> Any:
             raise BadInput(
                 f"train.augmentation: {config.model} makes no use of it; trainer.preprocessing.picture would"
             )
+    freeze(model, config.frozen_layers)
+    if config.sync_batch_norm:
+        synchronize_batch_norm(model)
     return model
 
 
 def _find(name: str) -> Any:
+    if name.startswith(PREFIX):
+        return find_application(name)
     module_name, _, function = name.partition(":")
     if not function:
         return importlib.import_module(f"trainer.models.{module_name}").build
@@ -83,7 +91,7 @@ def _check_contract(name: str, model: Any, spec: ModelSpec) -> None:
         )  # fmt: skip
         shape = tuple(output.shape)[1:]
     except Exception as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = reason_of(error)
         raise BadInput(
             f"train.model = {json.dumps(name)}: does not take a dictionary of {_shown(spec)}: {reason}"
         ) from error

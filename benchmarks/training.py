@@ -1,0 +1,277 @@
+"""How fast the train loop is, as ratios measured side by side in one run; over 1 means that this project is faster.
+
+    python benchmarks/training.py                # every ratio
+    python benchmarks/training.py --rounds 3 --only cnn
+
+Each line is the median of the rounds' ratios. In a round both sides train the same steps on the same data, one right after
+the other, so that a noisy machine disturbs both alike.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+
+from trainer.checkpoint import Checkpoints, State
+from trainer.cluster import configure_collective_timeouts, describe
+from trainer.config import TrainConfig
+from trainer.data.manifest import Feature, Label
+from trainer.data.reading import MemoryFeed
+from trainer.data.statistics import FeatureStatistics
+from trainer.launch.local import run_group
+from trainer.models import build_model
+from trainer.objective import objective_of
+from trainer.rendezvous import wait_for_peers
+from trainer.spec import ModelSpec
+from trainer.step import Trainer
+from trainer.strategy import build_strategy
+
+CASES = {
+    "cnn": TrainConfig(model="cnn", global_batch_size=64),
+    "mlp": TrainConfig(model="mlp", global_batch_size=256),
+}
+STEPS = {"cnn": 150, "mlp": 400}
+GOALS = {
+    "cnn": {"fit, best": 1.0, "fit, default": 1.3, "textbook loop": 1.3, "limit": 0.95, "checkpoints": 0.95},
+    "mlp": {"fit, best": 1.1, "fit, default": 2.2, "textbook loop": 1.3, "checkpoints": 0.95},
+}
+SCALING_GOAL = 0.85
+
+
+def main() -> None:
+    """Prints a table of ratios, and the same as a line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="pairs to measure (default: %(default)s)")
+    parser.add_argument("--only", choices=[*CASES, "scaling"], help="one case only")
+    parser.add_argument("--member", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.member:
+        return _member()
+    found = {}
+    for name in CASES if arguments.only is None else [arguments.only]:
+        if name in CASES:
+            found[name] = _case(name, arguments.rounds)
+            for rival, ratio in found[name].items():
+                print(f"{name:<8} against {rival:<28} {ratio:5.2f}{_goal(GOALS[name].get(rival))}", flush=True)
+    if arguments.only in (None, "scaling"):
+        found["scaling"] = ratio = _scaling(min(arguments.rounds, 3))
+        print(f"weak scaling, 2 workers on a core each {ratio:5.2f}{_goal(SCALING_GOAL)}", flush=True)
+    print(json.dumps(found))
+    return None
+
+
+def _goal(goal: float | None) -> str:
+    return "" if goal is None else f"   (goal: at least {goal})"
+
+
+def _case(name: str, rounds: int) -> dict[str, float]:
+    """Ratios of one model by rival: the rival's time over ours for the same steps."""
+    config, steps = CASES[name], STEPS[name]
+    images, labels = _data(config.global_batch_size * steps)
+    ours = _own_loop(config, images, labels, steps)
+    rivals = {
+        "fit, default": _fit(config, images, labels),
+        "fit, steps_per_execution": _fit(config, images, labels, steps_per_execution=32),
+        "fit, jit_compile": _fit(config, images, labels, jit_compile=True),
+        "fit, both": _fit(config, images, labels, steps_per_execution=32, jit_compile=True),
+        "textbook loop": _textbook(config, images, labels),
+        "limit": _constant_batch(config, images, labels, steps),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        saving = _own_loop(config, images, labels, steps, Path(folder))
+        for run in (ours, saving, *rivals.values()):
+            run()  # compiles
+        ratios = {rival: _ratio(ours, run, rounds) for rival, run in rivals.items()}
+        ratios["checkpoints"] = 1.0 / _ratio(ours, saving, rounds)
+    ratios["fit, best"] = min(ratio for rival, ratio in ratios.items() if rival.startswith("fit"))
+    return ratios
+
+
+def _ratio(ours: Callable[[], None], theirs: Callable[[], None], rounds: int) -> float:
+    def seconds(run: Callable[[], None]) -> float:
+        began = time.perf_counter()
+        run()
+        return time.perf_counter() - began
+
+    ratios = []
+    for number in range(rounds):  # the order changes, so that neither side always comes after the other
+        if number % 2:
+            mine, rival = seconds(ours), seconds(theirs)
+        else:
+            rival, mine = seconds(theirs), seconds(ours)
+        ratios.append(rival / mine)
+    return statistics.median(ratios)
+
+
+def _data(count: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(1)
+    return random.integers(0, 256, (count, 28, 28, 1), np.uint8), random.integers(0, 10, count).astype(np.int32)
+
+
+def _spec() -> ModelSpec:
+    label = Label(name="label", class_names=[str(digit) for digit in range(10)])
+    features = {"image": Feature(kind="image", shape=(28, 28, 1))}
+    return ModelSpec(features, label, {"label": FeatureStatistics(kind="category", num_examples=1)})
+
+
+def _trainer(config: TrainConfig, strategy: object) -> Trainer:
+    return Trainer(strategy, lambda: build_model(config, _spec()), config, objective_of(_spec(), config), 10_000)
+
+
+def _own_loop(
+    config: TrainConfig, images: np.ndarray, labels: np.ndarray, steps: int, checkpoints: Path | None = None
+) -> Callable[[], None]:
+    """An epoch of this project's loop, in calls of 100 steps, with a checkpoint after each where a folder is given."""
+    import tensorflow as tf
+
+    trainer = _trainer(config, tf.distribute.get_strategy())
+    feed = MemoryFeed(({"image": images}, labels), 7, shuffle=True)
+    saver = Checkpoints(checkpoints, trainer, {}, 3) if checkpoints else None
+    done = [0, 0]
+
+    def run() -> None:
+        for first in range(0, steps, 100):
+            trainer.train_steps(feed, None, done[0], first, min(100, steps - first))
+            if saver:
+                done[1] += 100
+                saver.save(State(step=done[1]))
+        if saver:
+            saver.wait()
+        done[0] += 1
+
+    return run
+
+
+def _constant_batch(config: TrainConfig, images: np.ndarray, labels: np.ndarray, steps: int) -> Callable[[], None]:
+    """The same compiled step on one batch that is always there: the limit."""
+    import tensorflow as tf
+
+    class Constant:
+        streams, num_examples = False, len(labels)
+        batch = (
+            {"image": tf.constant(images[: config.global_batch_size])},
+            tf.constant(labels[: config.global_batch_size]),
+        )
+
+        def take(self, epoch: object, start: object, count: object) -> tuple:
+            return self.batch
+
+    trainer, feed = _trainer(config, tf.distribute.get_strategy()), Constant()
+
+    def run() -> None:
+        for first in range(0, steps, 100):
+            trainer.train_steps(feed, None, 0, first, min(100, steps - first))
+
+    return run
+
+
+def _fit(config: TrainConfig, images: np.ndarray, labels: np.ndarray, **how: object) -> Callable[[], None]:
+    """An epoch of Keras' fit on the same arrays."""
+    import keras
+
+    model = build_model(config, _spec())
+    model.compile(
+        keras.optimizers.Adam(config.learning_rate),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+        jit_compile=how.get("jit_compile", False),
+        steps_per_execution=how.get("steps_per_execution", 1),
+    )
+    return lambda: model.fit({"image": images}, labels, config.global_batch_size, verbose=0)
+
+
+def _textbook(config: TrainConfig, images: np.ndarray, labels: np.ndarray) -> Callable[[], None]:
+    """TensorFlow's guide to custom loops: one strategy.run and one strategy.reduce a batch, from Python."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"], cross_device_ops=tf.distribute.ReductionToOneDevice())
+    batch = config.global_batch_size
+    with strategy.scope():
+        model = build_model(config, _spec())
+        optimizer = keras.optimizers.Adam(config.learning_rate)
+        optimizer.build(model.trainable_variables)
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=None)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+    dataset = tf.data.Dataset.from_tensor_slices(({"image": images}, labels)).shuffle(10_000).batch(batch)
+    distributed = strategy.experimental_distribute_dataset(dataset.prefetch(tf.data.AUTOTUNE))
+
+    def step(features: object, label: object) -> object:
+        with tf.GradientTape() as tape:
+            logits = model(features, training=True)
+            loss = tf.reduce_sum(loss_of(label, logits)) / batch
+        gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+        optimizer.apply(gradients, model.trainable_variables)
+        accuracy.update_state(label, logits)
+        return loss
+
+    @tf.function
+    def distributed_step(features: object, label: object) -> object:
+        return strategy.reduce("SUM", strategy.run(step, args=(features, label)), axis=None)
+
+    def run() -> None:
+        total = 0.0
+        for features, label in distributed:
+            total += distributed_step(features, label)
+        float(total)
+
+    return run
+
+
+def _scaling(rounds: int) -> float:
+    """Examples/s of two workers, a core each, over twice those of one worker on one core."""
+    ratios = []
+    for _ in range(rounds):
+        rates = {}
+        for workers in (1, 2):
+            said = []
+            with tempfile.TemporaryDirectory() as logs:
+                result = run_group(
+                    [sys.executable, str(Path(__file__).resolve()), "--member"],
+                    workers,
+                    max_restarts=0,
+                    grace_period_secs=1,
+                    log_folder=Path(logs),
+                    emit=lambda source, line: said.append(line),  # noqa: B023 - used in this round only
+                )
+            assert result.exit_code == 0, "\n".join(said[-20:])
+            rates[workers] = max(json.loads(line)["rate"] for line in said if line.startswith('{"rate"'))
+        ratios.append(rates[2] / (2 * rates[1]))
+    return statistics.median(ratios)
+
+
+def _member() -> None:
+    """One worker, pinned to one core, with 128 examples a step of its own: over 20 ms."""
+    description = describe(os.environ)
+    index = description.task_index if description else 0
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[index % len(cores)]})
+    workers = description.num_workers if description else 1
+    config = TrainConfig(
+        model="cnn", global_batch_size=128 * workers, strategy="multi_worker_mirrored" if workers > 1 else "default"
+    )
+    if description is not None:
+        wait_for_peers(description, 120)
+        configure_collective_timeouts(description)
+    trainer = _trainer(config, build_strategy(config, description))
+    images, labels = _data(config.global_batch_size * 40)
+    feed = MemoryFeed(({"image": images}, labels), 7, shuffle=True)
+    trainer.train_steps(feed, None, 0, 0, 5)
+    began = time.perf_counter()
+    trainer.train_steps(feed, None, 0, 5, 35)
+    seconds = time.perf_counter() - began
+    print(json.dumps({"rate": 35 * config.global_batch_size / seconds, "ms": 1000 * seconds / 35}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The optimizer that the train section names, its learning rate, and the clipping that comes before it.
+
+Keras' own clipping, averaging, accumulation and loss scaling are not used: under several replicas they act before the
+replicas' gradients are added, or fail.
+"""
+
+import json
+import math
+from typing import Any
+
+from trainer.config import TrainConfig
+from trainer.errors import BadInput, reason_of
+
+
+def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
+    """The Keras optimizer that the section names, with its learning-rate schedule.
+
+    Args:
+        config: The train section.
+        total_steps: Steps of the whole training, over which the schedule stretches.
+
+    Raises:
+        BadInput: Keras has no such optimizer, or it does not take the arguments.
+    """
+    import keras
+
+    schedule = config.learning_rate_schedule
+    rate: Any = scaled_learning_rate(config)
+    if schedule.name != "constant" or schedule.warmup_steps:
+        from trainer.schedule import WarmupSchedule
+
+        rate = WarmupSchedule(rate, schedule, total_steps)
+    classes = vars(keras.optimizers).values()
+    known = {c.__name__.lower() for c in classes if isinstance(c, type) and c is not keras.optimizers.Optimizer}
+    known -= {"lossscaleoptimizer"}  # train.precision
+    if config.optimizer.lower() not in known:
+        raise BadInput(f"train.optimizer = {json.dumps(config.optimizer)}: must be one of {', '.join(sorted(known))}")
+    identifier = {"class_name": config.optimizer, "config": {**config.optimizer_args, "learning_rate": rate}}
+    try:
+        return keras.optimizers.deserialize(identifier)
+    except (TypeError, ValueError) as error:
+        raise BadInput(
+            f"train.optimizer_args = {json.dumps(config.optimizer_args)}: {config.optimizer} does not take them"
+            f" ({reason_of(error)})"
+        ) from None
+
+
+def scaled_learning_rate(config: TrainConfig) -> float:
+    """The peak learning rate for this batch: rate · b (`linear`) or rate · √b, b = global batch / base batch.
+
+    Linear: Goyal et al., Accurate, Large Minibatch SGD, 2017. Square root: Krizhevsky, One weird trick, 2014.
+    """
+    if config.learning_rate_scaling == "none" or config.base_batch_size is None:
+        return config.learning_rate
+    ratio = config.global_batch_size / config.base_batch_size
+    return config.learning_rate * (ratio if config.learning_rate_scaling == "linear" else math.sqrt(ratio))
+
+
+def clip(gradients: list[Any], config: TrainConfig) -> list[Any]:
+    """Clips summed gradients as the configuration says; the same formulas as `tf.clip_by_*`."""
+    import tensorflow as tf
+
+    if config.clip_value is not None:
+        return [tf.clip_by_value(gradient, -config.clip_value, config.clip_value) for gradient in gradients]
+    if config.clip_norm is not None:
+        return [tf.clip_by_norm(gradient, config.clip_norm) for gradient in gradients]
+    if config.clip_global_norm is not None:
+        return tf.clip_by_global_norm(gradients, config.clip_global_norm)[0]
+    return gradients
