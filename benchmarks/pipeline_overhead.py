@@ -37,17 +37,18 @@ examples, model, evaluation, checked, verdict, report, summary, pushed = map(
     artifact, ("examples", "model", "evaluation", "checked", "verdict", "report.html", "summary.md", "pushed")
 )
 registry = str(root / "models")
-tasks.prepare_data(config.data.to_json(), config.seed, str(root), examples)
-tasks.train_model(config.train.to_json(), config.seed, config.name, str(root), examples, model)
+tasks.prepare_data(config.data.to_json(), config.seed, str(root), "", examples)
+tasks.train_model(config.train.to_json(), "{}", config.seed, config.name, str(root), examples, model)
 tasks.evaluate_model(
     config.evaluate.to_json(), config.name, registry, examples, model, evaluation, artifact("m"), artifact("c")
 )
 tasks.check_serving(config.serving.to_json(), model, checked)
+evaluate = config.evaluate.to_json()
 assert tasks.judge_model(
-    config.evaluate.to_json(), config.name, model, evaluation, checked, verdict, report, summary
+    evaluate, config.name, str(root), "run", model, evaluation, checked, verdict, report, summary
 )
 tasks.push_model(
-    config.push.to_json(), config.evaluate.to_json(), config.name, registry, examples, model, evaluation, checked,
+    config.push.to_json(), evaluate, config.name, registry, str(root), "run", examples, model, evaluation, checked,
     verdict, pushed,
 )
 """

@@ -8,6 +8,8 @@ from kfp.dsl import HTML, Artifact, Input, Markdown, Model, Output
 def judge_model(
     evaluate: str,
     name: str,
+    root: str,
+    run: str,
     model: Input[Model],
     evaluation: Input[Artifact],
     serving_check: Input[Artifact],
@@ -18,4 +20,4 @@ def judge_model(
     """Applies the thresholds, writes verdict and report, and answers whether the model is blessed."""
     from trainer import tasks
 
-    return tasks.judge_model(evaluate, name, model, evaluation, serving_check, verdict, report, summary)
+    return tasks.judge_model(evaluate, name, root, run, model, evaluation, serving_check, verdict, report, summary)

@@ -10,6 +10,8 @@ def push_model(
     evaluate: str,
     name: str,
     registry: str,
+    root: str,
+    run: str,
     examples: Input[Dataset],
     model: Input[Model],
     evaluation: Input[Artifact],
@@ -20,4 +22,6 @@ def push_model(
     """Stores the model as the next version and makes it the champion."""
     from trainer import tasks
 
-    tasks.push_model(push, evaluate, name, registry, examples, model, evaluation, serving_check, verdict, pushed_model)
+    tasks.push_model(
+        push, evaluate, name, registry, root, run, examples, model, evaluation, serving_check, verdict, pushed_model
+    )

@@ -4,9 +4,15 @@ for finding in check(config):
     print(finding.state, finding.subject, finding.message)
 """
 
-from typing import NamedTuple
+import secrets
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.config import Config
+
+if TYPE_CHECKING:
+    from pipelines.targets.access import Server
 
 
 class Finding(NamedTuple):
@@ -36,6 +42,8 @@ def _dataset(config: Config) -> Finding:
     from trainer.data.tfds_source import describe_builder
     from trainer.errors import TriremeError
 
+    if config.data.source != "tfds":
+        return _files(config)
     try:
         if config.data.source != "tfds":
             return Finding(
@@ -51,6 +59,25 @@ def _dataset(config: Config) -> Finding:
             "failed", "dataset", f"{description.full_name} is not in {description.folder}; set data.download"
         )
     return Finding("passed", "dataset", f"{description.full_name} is in {description.folder}")
+
+
+def _files(config: Config) -> Finding:
+    from datetime import UTC
+
+    from trainer.data.fingerprint import wanted_files
+    from trainer.data.window import days_of
+    from trainer.errors import TriremeError
+
+    data = config.data
+    try:
+        found = wanted_files(data.path, data.window)
+    except TriremeError as error:
+        return Finding("failed", "dataset", str(error))
+    days = days_of(data.window, datetime.now(UTC)) if data.window else ()
+    window = f" of {days[0]} to {days[-1]}" if days else ""
+    if not found:
+        return Finding("failed", "dataset", f"data.path = {data.path}: there are no files{window}")
+    return Finding("passed", "dataset", f"{data.path}: {len(found):,} files{window}")
 
 
 def _image(config: Config) -> Finding:
@@ -79,3 +106,141 @@ def _code(config: Config) -> Finding:
     if remark := code_remark(labels):
         return Finding("warning", "code", f"{image} {remark}")
     return Finding("passed", "code", f"{image} holds the code of this checkout")
+
+
+def check_cluster(config: Config, now: datetime, connect: Callable[[], "Server"]) -> list[Finding]:
+    """Looks at what a run on a cluster needs besides: the root, the hardware, the schedules and the server.
+
+    Args:
+        config: A configuration that is valid in itself.
+        now: The moment, for the schedules.
+        connect: Gives the way to the server; what it raises becomes a finding.
+    """
+    return [_root(config), *_hardware(config), *_schedules(config, now), *_server(config, connect)]
+
+
+def _root(config: Config) -> Finding:
+    """Whether things can be written to and read from the root, with the account of whoever asks."""
+    from trainer import storage
+    from trainer.errors import TriremeError
+
+    root = config.cluster.pipeline_root
+    if root is None:
+        return Finding("failed", "root", "cluster.pipeline_root = null: name one, such as gs://bucket/trireme")
+    if "://" not in root and not any(
+        root == one.path or root.startswith(f"{one.path}/") for one in config.cluster.volumes
+    ):
+        return Finding(
+            "failed",
+            "root",
+            f"{root} is a folder in each pod by itself; take a bucket, or mount a claim there (cluster.volumes)",
+        )
+    if not storage.is_remote(root):
+        return Finding("warning", "root", f"{root} can be looked at from inside the cluster only")
+    probe = storage.join(root, "checks", secrets.token_hex(8))
+    try:
+        storage.write_json(storage.join(probe, "probe.json"), {"probe": True})
+        storage.read_json(storage.join(probe, "probe.json"))
+        storage.delete_prefix(probe)
+    except TriremeError as error:
+        return Finding("failed", "root", str(error))
+    account = config.cluster.service_account or "pipeline-runner"
+    return Finding("passed", "root", f"{root} can be read and written by you; the runs need it for {account}")
+
+
+def _hardware(config: Config) -> Iterator[Finding]:
+    gpus, strategy, batch = config.cluster.num_gpus, config.train.strategy, config.train.global_batch_size
+    if gpus == 0:
+        yield Finding("passed", "hardware", f"{strategy} trains on the CPU")
+    elif batch < gpus:
+        yield Finding(
+            "failed", "hardware", f"train.global_batch_size = {batch}: is less than one example for each of {gpus} GPUs"
+        )
+    elif batch % gpus:
+        yield Finding(
+            "warning", "hardware", f"a batch of {batch} does not divide by {gpus} GPUs; some wait for the others"
+        )
+    else:
+        yield Finding(
+            "passed", "hardware", f"{strategy} on {gpus} GPU{'s' if gpus > 1 else ''}, {batch // gpus} examples each"
+        )
+    if gpus and not config.cluster.memory:
+        yield Finding("warning", "memory", "cluster.memory = null: a node may kill the training for want of it")
+    if gpus > 1 and not config.cluster.shared_memory:
+        yield Finding(
+            "warning", "memory", "cluster.shared_memory = null: NCCL may fail with 64 MiB of /dev/shm; give 1Gi or more"
+        )
+
+
+def _schedules(config: Config, now: datetime) -> Iterator[Finding]:
+    from trainer.errors import BadInput
+
+    from pipelines.cron import parse_cron, preview, zone_of
+    from pipelines.targets.schedules import translated
+
+    for name, schedule in config.schedules.items():
+        try:
+            translated(name, schedule, now)
+        except BadInput as error:
+            yield Finding("failed", "schedule", str(error))
+            continue
+        zone = zone_of(schedule.timezone)
+        following = preview(parse_cron(schedule.cron), zone, max(now, schedule.start_time or now), 1)[0]
+        offsets = {(now + timedelta(days=days)).astimezone(zone).utcoffset() for days in range(0, 366, 30)}
+        message = f"{name} runs next at {following.at.astimezone(zone):%Y-%m-%d %H:%M %Z}"
+        if len(offsets) > 1:
+            yield Finding(
+                "warning",
+                "schedule",
+                f"{message}; after each change of the clocks, apply it again (schedule diff says so)",
+            )
+        else:
+            yield Finding("passed", "schedule", message)
+
+
+def _server(config: Config, connect: Callable[[], "Server"]) -> Iterator[Finding]:
+    """Whether it answers, what it is, and whether each thing that we use of it works; probed, not concluded from a version."""
+    from trainer.errors import TriremeError
+
+    try:
+        server = connect()
+        health = server.call("say how it is", lambda client: client.get_kfp_healthz())
+    except TriremeError as error:
+        yield Finding("failed", "server", str(error))
+        return
+    yield Finding("passed", "server", f"{server.access.host} answers; version {_version(server)}")
+    namespace = server.access.namespace
+    if health.multi_user and not namespace:
+        yield Finding("failed", "namespace", "the server keeps users apart; give --namespace or kubeflow.namespace")
+        return
+    if namespace and not health.multi_user:
+        yield Finding("warning", "namespace", f"the server does not keep users apart; {namespace} means nothing to it")
+    probes: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+        ("pipelines", lambda client: client.list_pipelines(page_size=1, namespace=namespace)),
+        ("experiments", lambda client: client.list_experiments(page_size=1, namespace=namespace)),
+        ("runs", lambda client: client.list_runs(page_size=1, namespace=namespace)),
+        ("schedules", lambda client: client.list_recurring_runs(page_size=1, namespace=namespace)),
+    )
+    for name, probe in probes:
+        try:
+            server.call(f"list {name}", probe, attempts=2)
+        except TriremeError as error:
+            yield Finding("failed", name, str(error))
+        else:
+            yield Finding("passed", name, "can be listed")
+
+
+def _version(server: "Server") -> str:
+    """What the server says of itself at the older address; the newer has no version."""
+    from trainer.errors import TriremeError
+
+    def ask(client: Any) -> Any:
+        api = client._run_api.api_client
+        return api.call_api("/apis/v1beta1/healthz", "GET", response_type="object", auth_settings=["Bearer"],
+                            header_params={"Accept": "application/json"}, _return_http_data_only=True)  # fmt: skip
+
+    try:
+        found = server.call("say its version", ask, attempts=1)
+    except TriremeError:
+        return "unknown"
+    return str(found.get("tag_name") or found.get("commit_sha") or "unknown") if isinstance(found, dict) else "unknown"

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
 
+from pipelines import commands_check, commands_kubeflow, commands_schedule
 from pipelines.commands_models import add_models_command
 from pipelines.commands_predict import add_predict_command
 
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     run = _command(commands, "run", _run, "run the compiled pipeline on this machine")
     run.add_argument("--root", default="output", metavar="DIR",
                      help="folder or gs:// prefix for runs, prepared data and the registry (default: %(default)s)")  # fmt: skip
+    run.add_argument("--as-of", metavar="MOMENT", help="take the data window as it was then, such as 2027-01-29T03:00Z")
     run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess",
                      help="how each task is run (default: %(default)s)")  # fmt: skip
     run.add_argument(
@@ -60,11 +62,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--fail-unless-blessed", action="store_true", help="exit with 3 when the model is not blessed")
 
-    check = _command(commands, "check", _check, "say whether a configuration can work, without running it")
-    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+    commands_check.register(commands, _command)
 
     compile_ = _command(commands, "compile", _compile, "write the pipeline as Kubeflow's YAML")
     compile_.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="where the YAML goes")
+
+    commands_kubeflow.register(commands, _command)
+    commands_schedule.register(commands, _command)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of a configuration file",
                                  description="Print the JSON Schema of a configuration file, for editors.")  # fmt: skip
@@ -105,11 +109,11 @@ class _Version(argparse.Action):
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from pipelines.config import load_config
+    from pipelines.config import load_config_as_of
     from pipelines.targets.local import run
     from pipelines.targets.output import Display, TerminalDisplay
 
-    config = load_config(arguments.config, arguments.overrides)
+    config = load_config_as_of(arguments.config, arguments.overrides, arguments.as_of)
     display = TerminalDisplay(sys.stderr) if sys.stderr.isatty() else Display(sys.stderr)
     outcome = run(config, arguments.root, arguments.runner, display)
     document = outcome.document
@@ -129,25 +133,12 @@ def _print_outcome(document: dict) -> None:
     print(f"{'verdict':<14}{document['verdict']}")
     for reason in document["reasons"]:
         print(f"{'':<14}{reason}")
-    metrics = ((key, value) for key, value in document["metrics"]["test"].items() if value is not None)
+    metrics = ((key, value) for key, value in document["metrics"].get("test", {}).items() if value is not None)
     print(f"{'test metrics':<14}" + ", ".join(f"{key} {value:.4f}" for key, value in metrics))
     print(f"{'seconds':<14}" + ", ".join(f"{task} {seconds:.1f}" for task, seconds in document["seconds"].items()))
-    print(f"{'report':<14}{document['artifacts']['report']}")
+    print(f"{'report':<14}{document['artifacts']['report'] or 'none'}")
     print(f"{'model':<14}{document['artifacts']['pushed_model'] or 'not promoted'}")
     print(f"{'run':<14}{document['run_dir']}", flush=True)
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from pipelines.checks import check
-    from pipelines.config import load_config
-
-    findings = check(load_config(arguments.config, arguments.overrides))
-    if arguments.json:
-        print(json.dumps([finding._asdict() for finding in findings], ensure_ascii=False))
-    else:
-        for finding in findings:
-            print(f"{finding.state:<8}{finding.subject}: {finding.message}")
-    return EXIT_BAD_INPUT if any(finding.state == "failed" for finding in findings) else EXIT_DONE
 
 
 def _compile(arguments: argparse.Namespace) -> int:

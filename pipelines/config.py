@@ -8,16 +8,18 @@ Everything that is wrong is reported at once as `BadInput`, each with file and l
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from trainer.config import (
     DataConfig,
     EvaluateConfig,
     GroupConfig,
+    NotifyConfig,
     PositiveInt,
     Problem,
     PushConfig,
+    RetrainConfig,
     Section,
     ServingConfig,
     TrainConfig,
@@ -26,10 +28,12 @@ from trainer.config import (
     text,
 )
 from trainer.config_file import override, read_config_file
+from trainer.errors import BadInput
 from trainer.metric_names import ALL, names_of
 
-_Quantity = text(r"\d+(\.\d+)?(m|[kMGTPE]i?)?", "a Kubernetes quantity such as 4, 500m or 16Gi")
-
+from pipelines import pods
+from pipelines.operation import KubeflowConfig, ScheduleConfig, ScheduleName
+from pipelines.pods import LabelKey, LabelValue, Name, Quantity
 
 _Name = text(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and hyphens, at most 63, a letter first")
 
@@ -51,16 +55,87 @@ class ClusterConfig(GroupConfig):
     pipeline_root: str | None = None
     """Folder or `gs://` prefix for prepared data, checkpoints and the registry. None: given when a run is submitted;
     `trireme run` uses `--root`."""
-    cpu: _Quantity | None = None
+    cpu: Quantity | None = None
     """CPU that the training task asks for, such as `4` or `500m`. None: no request."""
-    memory: _Quantity | None = None
+    memory: Quantity | None = None
     """Memory that the training task asks for and may use, such as `16Gi`. None: no request."""
     accelerator: Accelerator | None = None
     """Accelerators of the training task. None: it trains on the CPU."""
+    gpu: pods.Gpu | None = None
+    """GPUs of the training task with the nodes that have them; in place of `accelerator`."""
+    node_selector: dict[LabelKey, LabelValue] = {}
+    """Labels of the nodes that the training may run on."""
+    node_affinity: list[pods.NodeAffinity] = []
+    """Nodes that the training must, or would rather, run on."""
+    tolerations: list[pods.Toleration] = []
+    """Taints of nodes that the training may run on all the same."""
+    shared_memory: Quantity | None = None
+    """Size of the training's `/dev/shm`, such as `8Gi`, which NCCL needs for several GPUs; it counts as memory. None: 64Mi."""
+    timeout_secs: PositiveInt | None = None
+    """Longest time of the training's pod, after which it is killed and counts as failed. None: no limit."""
+    service_account: Name | None = None
+    """Kubernetes service account of the runs' pods. None: the server's own, `pipeline-runner`."""
+    secrets: list[pods.Secret] = []
+    """Kubernetes secrets that every task gets."""
+    volumes: list[pods.Claim] = []
+    """Persistent volume claims that every task mounts."""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When the image is pulled. None: Kubernetes's own rule."""
+    pull_secrets: list[Name] = []
+    """Secrets for the image's registry."""
+    labels: dict[LabelKey, LabelValue] = {}
+    """Labels of every task's pod."""
+    annotations: dict[LabelKey, str] = {}
+    """Annotations of every task's pod."""
+    security: pods.Security | None = None
+    """As whom the tasks run. None: as the image says."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
     """How often the cluster starts a failed task again. A local run never does: there a person is looking."""
     cache: bool = True
     """Whether the cluster may reuse the outputs of preparation and training when their inputs are the same."""
+
+    refused: ClassVar[dict[str, str]] = {
+        "priority_class": "cannot be said in a compiled pipeline; make the class the cluster's default, or set it by a"
+        " policy on a label of cluster.labels (docs/operations.md)",
+        "affinity": "only node_affinity can be said in a compiled pipeline; use that",
+        "env": "put what is not secret into the image, and what is into cluster.secrets",
+    }
+
+    @property
+    def num_gpus(self) -> int:
+        """Accelerators of the training task, however they were asked for."""
+        return self.gpu.count if self.gpu else self.accelerator.count if self.accelerator else 0
+
+    def problems(self) -> Iterator[Problem]:
+        """Settings that exclude one another, and names that are taken."""
+        yield from super().problems()
+        for field in ("gpu", "security", "node_affinity", "tolerations", "secrets", "volumes"):
+            value = getattr(self, field)
+            for index, section in enumerate(value) if isinstance(value, list) else [(None, value)]:
+                for problem in section.problems() if section else ():
+                    place = field if index is None else f"{field}.{index}"
+                    yield problem._replace(path=f"{place}.{problem.path}")
+        if self.gpu is not None and self.accelerator is not None:
+            yield Problem("accelerator", self.accelerator.model_dump(), "stands beside cluster.gpu; give one of them")
+        if self.gpu is not None and self.node_selector.get(self.gpu.label, self.gpu.type) != self.gpu.type:
+            yield Problem(
+                f"node_selector.{self.gpu.label}",
+                self.node_selector[self.gpu.label],
+                f"cluster.gpu.type is {self.gpu.type}",
+            )
+        if self.shared_memory is not None and self.memory is None:
+            yield Problem(
+                "shared_memory", self.shared_memory, "counts as memory, and cluster.memory is null; give that too"
+            )
+        taken: dict[str, str] = {"/dev/shm": "cluster.shared_memory"} if self.shared_memory else {}  # noqa: S108
+        for place, path in [
+            *((f"secrets.{index}.path", one.path) for index, one in enumerate(self.secrets)),
+            *((f"volumes.{index}.path", one.path) for index, one in enumerate(self.volumes)),
+        ]:
+            if path in taken:
+                yield Problem(place, path, f"is taken by {taken[path]}")
+            elif path is not None:
+                taken[path] = place
 
     def group(self) -> GroupConfig:
         """The part that the training itself must know."""
@@ -87,8 +162,16 @@ class Config(Section):
     """What the exported model must do where it will serve."""
     push: PushConfig = PushConfig()
     """Where a blessed model goes."""
+    retrain: RetrainConfig = RetrainConfig()
+    """Whether there is anything to train for."""
     cluster: ClusterConfig = ClusterConfig()
     """Where and with what the tasks run."""
+    kubeflow: KubeflowConfig = KubeflowConfig()
+    """The server that runs the pipeline, and how to get in."""
+    schedules: dict[ScheduleName, ScheduleConfig] = {}
+    """When the pipeline runs by itself, by name."""
+    notify: NotifyConfig | None = None
+    """Who hears how a run ended. None: nobody."""
 
     def problems(self) -> Iterator[Problem]:
         """Those of every section, and combinations across sections that cannot work."""
@@ -97,9 +180,13 @@ class Config(Section):
             if isinstance(section, Section):
                 for problem in section.problems():
                     yield problem._replace(path=f"{name}.{problem.path}")
+        for name, schedule in self.schedules.items():
+            for problem in schedule.problems():
+                yield problem._replace(path=f"schedules.{name}.{problem.path}")
+            yield from self._schedule_problems(name, schedule)
         train, cluster = self.train, self.cluster
         yield from self._task_problems()
-        gpus = cluster.accelerator.count if cluster.accelerator else 0
+        gpus = cluster.num_gpus
         if gpus > 1 and train.strategy in ("default", "one_device"):
             yield Problem(
                 "train.strategy", train.strategy, f"would leave {gpus - 1} of {gpus} accelerators idle; use mirrored"
@@ -117,6 +204,29 @@ class Config(Section):
                 train.early_stopping.model_dump(),
                 "needs a validation split, and data.splits.validation is null",
             )
+
+    def scheduled(self, name: str) -> "Config":
+        """The configuration of one schedule's runs: this one with the schedule's overrides put in.
+
+        Raises:
+            BadInput: The overrides make it invalid.
+        """
+        settings = [f"{path}={json.dumps(value)}" for path, value in self.schedules[name].overrides.items()]
+        data = override(self.model_dump(mode="json", exclude={"schedules"}), settings, {})
+        return parse(type(self), data).model_copy(update={"schedules": self.schedules})
+
+    def _schedule_problems(self, name: str, schedule: ScheduleConfig) -> Iterator[Problem]:
+        path = f"schedules.{name}.overrides"
+        for setting in schedule.overrides:
+            if setting.partition(".")[0] not in ("data", "train", "evaluate", "serving", "push", "retrain", "seed"):
+                yield Problem(f"{path}.{setting}", schedule.overrides[setting],
+                              "can override data, train, evaluate, serving, push, retrain and seed only")  # fmt: skip
+                return
+        if schedule.overrides:
+            try:
+                self.scheduled(name)
+            except BadInput as error:
+                yield Problem(path, schedule.overrides, f"cannot work: {'; '.join(str(error).splitlines())}")
 
     def _group_problems(self) -> Iterator[Problem]:
         """A strategy that does not fit the number of processes."""
@@ -178,6 +288,28 @@ def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:
     data, lines = read_config_file(file)
     data = override(data, overrides, lines)
     return parse(Config, data, lines=lines, source=str(file))
+
+
+def load_config_as_of(file: Path, overrides: Sequence[str], as_of: str | None) -> Config:
+    """Reads a configuration for a run as it would have been at another moment, by the last day of its data window.
+
+    Raises:
+        BadInput: The moment cannot be read, or there is no window that it could move.
+    """
+    config = load_config(file, overrides)
+    if as_of is None:
+        return config
+    from trainer.data.window import last_day
+
+    from pipelines.operation import moment
+
+    if config.data.window is None:
+        raise BadInput(f"--as-of = {as_of}: needs a data.window")
+    try:
+        day = last_day(config.data.window, moment(as_of))
+    except BadInput as error:
+        raise BadInput(f"--as-of = {as_of}: {error}") from None
+    return load_config(file, [*overrides, f"data.window.until={day}"])
 
 
 def json_schema() -> str:

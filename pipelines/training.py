@@ -3,12 +3,15 @@
 compile_pipeline(config, Path("digits.yaml"))      # the same configuration gives the same bytes
 """
 
+import contextlib
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from components.check_serving import check_serving
+from components.decide_training import decide_training
 from components.evaluate_model import evaluate_model
+from components.fingerprint_data import fingerprint_data
 from components.judge_model import judge_model
 from components.prepare_data import prepare_data
 from components.push_model import push_model
@@ -16,11 +19,15 @@ from components.record_outcome import record_outcome
 from components.train_model import train_model
 from components.validate_data import validate_data
 from kfp import compiler, dsl
+from trainer.data.fingerprint import source_of
 from trainer.data.schema import read_schema
-from trainer.devices import REQUEST_VARIABLE
 from trainer.errors import BadInput
+from trainer.provenance import source_digest
 
 from pipelines.config import ClusterConfig, Config
+from pipelines.pods import dress, dress_training, give_addresses, give_run
+
+SECTIONS = ("data", "train", "evaluate", "serving", "push", "retrain")
 
 
 def build_pipeline(config: Config) -> Any:
@@ -29,28 +36,37 @@ def build_pipeline(config: Config) -> Any:
     Its parameters are the sections as JSON strings, so that a section can be changed when a run is submitted and a
     step's inputs, which are its cache key, hold nothing but what the step depends on.
     """
-    places = places_of(config)
+    parameters = parameters_of(config)
+    notify = notify_of(config)
+    gated = config.retrain.when == "data_changed"
     expected = _schema_text(config)
 
     @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.subject}")
     def training(
-        data: str = config.data.to_json(),
-        train: str = config.train.to_json(),
-        evaluate: str = config.evaluate.to_json(),
-        serving: str = config.serving.to_json(),
-        push: str = config.push.to_json(),
-        group: str = config.cluster.group().to_json(),
-        seed: int = config.seed,
-        root: str = places.get("root"),
-        registry: str = places.get("registry"),
+        data: str = parameters["data"],
+        train: str = parameters["train"],
+        evaluate: str = parameters["evaluate"],
+        serving: str = parameters["serving"],
+        push: str = parameters["push"],
+        retrain: str = parameters["retrain"],
+        group: str = parameters["group"],
+        seed: int = parameters["seed"],
+        root: str = parameters.get("root"),
+        registry: str = parameters.get("registry"),
     ):
-        name = config.name
-        outcome = record_outcome(name=name)
-        with dsl.ExitHandler(outcome):
-            prepared = prepare_data(data=data, seed=seed, root=root)
-            trained = train_model(
-                train=train, group=group, seed=seed, name=name, root=root, examples=prepared.outputs["examples"]
-            )
+        name, run, code = config.name, dsl.PIPELINE_JOB_ID_PLACEHOLDER, code_identity(config)
+        cached, retried, others = [], [], []  # the last: they depend on the champion or on files, which no key holds
+        outcome = record_outcome(name=name, root=root, run=run, notify=notify)
+        others.append(outcome)
+        with dsl.ExitHandler(outcome), contextlib.ExitStack() as stack:
+            found = ""
+            if source_of(config.data) is not None:
+                fingerprinted = fingerprint_data(data=data)
+                others.append(fingerprinted)
+                retried.append(fingerprinted)
+                found = fingerprinted.output
+            prepared = prepare_data(data=data, seed=seed, root=root, code=code, source=found)
+            examples = prepared.outputs["examples"]
             validated = []
             if config.validate_data is not None:
                 validated.append(
@@ -59,23 +75,32 @@ def build_pipeline(config: Config) -> Any:
                         schema=expected,
                         name=name,
                         registry=registry,
-                        examples=prepared.outputs["examples"],
+                        examples=examples,
                     )
                 )
-                trained.after(*validated)
-            measured = evaluate_model(
-                evaluate=evaluate,
-                name=name,
-                registry=registry,
-                examples=prepared.outputs["examples"],
-                model=trained.outputs["model"],
+                others += validated
+            if gated:
+                decided = decide_training(
+                    retrain=retrain, name=name, registry=registry, root=root, run=run, examples=examples
+                )
+                others.append(decided)
+                retried.append(decided)
+                stack.enter_context(dsl.If(decided.outputs["Output"] == True, name="needed"))  # noqa: E712 - becomes CEL
+            trained = train_model(
+                train=train, group=group, seed=seed, name=name, root=root, code=code, examples=examples
             )
-            checked = check_serving(serving=serving, model=trained.outputs["model"])
+            (decided if gated else trained).after(*validated)
+            model = trained.outputs["model"]
+            measured = evaluate_model(evaluate=evaluate, name=name, registry=registry, examples=examples, model=model)
+            evaluation = measured.outputs["evaluation"]
+            checked = check_serving(serving=serving, model=model)
             judged = judge_model(
                 evaluate=evaluate,
                 name=name,
-                model=trained.outputs["model"],
-                evaluation=measured.outputs["evaluation"],
+                root=root,
+                run=run,
+                model=model,
+                evaluation=evaluation,
                 serving_check=checked.outputs["serving_check"],
             )
             with dsl.If(judged.outputs["Output"] == True, name="blessed"):  # noqa: E712 - becomes a CEL expression
@@ -84,28 +109,30 @@ def build_pipeline(config: Config) -> Any:
                     evaluate=evaluate,
                     name=name,
                     registry=registry,
-                    examples=prepared.outputs["examples"],
-                    model=trained.outputs["model"],
-                    evaluation=measured.outputs["evaluation"],
+                    root=root,
+                    run=run,
+                    examples=examples,
+                    model=model,
+                    evaluation=evaluation,
                     serving_check=checked.outputs["serving_check"],
                     verdict=judged.outputs["verdict"],
                 )
-        for task in (prepared, *validated, trained, measured, checked, judged, pushed, outcome):
+        cached += [prepared, trained]
+        others += [measured, checked, judged, pushed]
+        for task in (*cached, *others):
             task.set_container_image(config.cluster.image)
-        for task in (prepared, trained, measured, checked, pushed):
+            dress(task, config.cluster)
+        for task in (*retried, prepared, trained, measured, checked, pushed):
             _retry(task, config.cluster)
-        for task in (prepared, trained):
+        for task in cached:
             task.set_caching_options(config.cluster.cache)
-        for task in (
-            *validated,
-            measured,
-            checked,
-            judged,
-            pushed,
-            outcome,
-        ):  # these depend on the champion, which no cache key holds
+        for task in others:
             task.set_caching_options(False)
-        _give_resources(trained, config.cluster)
+        dress_training(trained, config.cluster)
+        if config.notify is not None:
+            give_addresses(outcome, config.notify)
+            for task in cached:  # the others are told their run; it must be no parameter where it would undo the cache
+                give_run(task)
 
     return training
 
@@ -125,6 +152,29 @@ def compile_pipeline(config: Config, file: Path) -> None:
             compiled.replace(file)
     except OSError as error:
         raise BadInput(f"--output = {file}: cannot be written: {error.strerror}") from None
+
+
+def parameters_of(config: Config, root: str | None = None) -> dict[str, Any]:
+    """Arguments of the pipeline: each section of a step as one JSON string, the seed, and the places that are known."""
+    sections = {name: getattr(config, name).to_json() for name in SECTIONS}
+    return {**sections, "group": config.cluster.group().to_json(), "seed": config.seed, **places_of(config, root)}
+
+
+def code_identity(config: Config) -> str:
+    """The source and the image: what else a step depends on, and Kubeflow's cache knows nothing of.
+
+    The cache compares an image by its name only; the source is here because it is what a person changes, and because a
+    tag can be moved.
+    """
+    return f"{source_digest()} in {config.cluster.image}"
+
+
+def notify_of(config: Config) -> str:
+    """The notify section as JSON, with the address of Kubeflow's pages filled in; empty where nobody is told."""
+    if config.notify is None:
+        return ""
+    link = config.notify.run_link or config.kubeflow.host
+    return config.notify.model_copy(update={"run_link": link}).to_json()
 
 
 def places_of(config: Config, root: str | None = None) -> dict[str, str]:
@@ -155,17 +205,3 @@ def _retry(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:
     if cluster.retries:
         # kfp's own longest pause of an hour in total would end the retries of a long training.
         task.set_retry(cluster.retries, backoff_duration="30s", backoff_factor=2.0, backoff_max_duration="86400s")
-
-
-def _give_resources(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:
-    if cluster.cpu:
-        task.set_cpu_request(cluster.cpu)
-    if cluster.memory:
-        task.set_memory_request(cluster.memory)
-        task.set_memory_limit(cluster.memory)
-    if cluster.accelerator:
-        task.set_accelerator_type(cluster.accelerator.type)
-        task.set_accelerator_limit(cluster.accelerator.count)
-        if "gpu" in cluster.accelerator.type:
-            # A GPU image that trains on the CPU all the same is the classic fault: the trainer counts what it sees.
-            task.set_env_variable(REQUEST_VARIABLE, str(cluster.accelerator.count))

@@ -48,20 +48,22 @@ def made(tmp_path_factory):
             "verdict": dsl.Artifact, "report": dsl.HTML, "summary": dsl.Markdown, "pushed_model": dsl.Model,
         }.items()
     }  # fmt: skip
-    prepare_data.python_func(DATA.to_json(), 7, root, made["examples"])
-    train_model.python_func(TRAIN.to_json(), GroupConfig().to_json(), 7, "tiny", root, made["examples"], made["model"])
+    prepare_data.python_func(DATA.to_json(), 7, root, "code", "", made["examples"])
+    train_model.python_func(
+        TRAIN.to_json(), GroupConfig().to_json(), 7, "tiny", root, "code", made["examples"], made["model"]
+    )
     evaluate_model.python_func(
         EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"], made["metrics"],
         made["classification_metrics"],
     )  # fmt: skip
     check_serving.python_func(SERVING.to_json(), made["model"], made["serving_check"])
     made["blessed"] = judge_model.python_func(
-        EASY.to_json(), "tiny", made["model"], made["evaluation"], made["serving_check"], made["verdict"],
-        made["report"], made["summary"],
+        EASY.to_json(), "tiny", root, "run-1", made["model"], made["evaluation"], made["serving_check"],
+        made["verdict"], made["report"], made["summary"],
     )  # fmt: skip
     push_model.python_func(
-        PushConfig().to_json(), EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"],
-        made["serving_check"], made["verdict"], made["pushed_model"],
+        PushConfig().to_json(), EASY.to_json(), "tiny", registry, root, "run-1", made["examples"], made["model"],
+        made["evaluation"], made["serving_check"], made["verdict"], made["pushed_model"],
     )  # fmt: skip
     return made | {"folder": folder, "registry": Path(registry)}
 
@@ -92,9 +94,11 @@ def test_judge_model_answers_one_bool_and_always_writes_verdict_and_report(made,
     assert made["blessed"] is True
     verdict, report = artifact(dsl.Artifact, tmp_path, "verdict"), artifact(dsl.HTML, tmp_path, "report")
     summary = artifact(dsl.Markdown, tmp_path, "summary")
-    assert judge_model.python_func(
-        HARD.to_json(), "tiny", made["model"], made["evaluation"], made["serving_check"], verdict, report, summary
-    ) is False  # fmt: skip
+    answer = judge_model.python_func(
+        HARD.to_json(), "tiny", str(tmp_path), "run", made["model"], made["evaluation"], made["serving_check"], verdict,
+        report, summary,
+    )  # fmt: skip
+    assert answer is False
     decision = json.loads((Path(verdict.path) / "verdict.json").read_text())
     assert decision["verdict"] == "not_blessed"
     assert any("does not hold" in reason for reason in decision["reasons"])
@@ -115,6 +119,15 @@ def test_push_model_stores_what_tensorflow_serving_reads_and_makes_it_champion(m
     assert made["pushed_model"].metadata["registry_uri"] == str(version)
 
 
+def test_what_became_of_the_run_is_left_under_its_root_for_those_who_ask_later(made):
+    from trainer.outcome import read
+
+    found = read(str(made["folder"] / "root"), "run-1")
+    assert found["verdict"]["verdict"] == "blessed"
+    assert found["verdict"]["metrics"]["accuracy"] == made["metrics"].metadata["accuracy"]
+    assert found["pushed"]["version"] == 1
+
+
 def test_the_pushed_model_answers_raw_images_with_class_names_and_probabilities(made):
     import numpy as np
     import tensorflow as tf
@@ -125,7 +138,7 @@ def test_the_pushed_model_answers_raw_images_with_class_names_and_probabilities(
     signature = tf.saved_model.load(str(made["registry"] / "tiny" / "1")).signatures["serving_default"]
     folder = Path(made["examples"].path)
     features, labels = load_split(folder, read_manifest(folder), "test")
-    answers = signature(image=tf.constant(features["image"]))
+    answers = signature(**{name: tf.constant(values) for name, values in features.items()})
     assert answers["probabilities"].shape == (60, 10)
     assert np.allclose(answers["probabilities"].numpy().sum(axis=1), 1.0, atol=1e-5)
     names = [name.decode() for name in answers["class_name"].numpy()]
@@ -152,7 +165,7 @@ def test_record_outcome_records_state_and_error(tmp_path):
         state="FAILED", pipeline_job_resource_name="job", pipeline_task_name="train-model", error_code=1,
         error_message="no space left",
     )  # fmt: skip
-    record_outcome.python_func("tiny", status, outcome)
+    record_outcome.python_func("tiny", str(tmp_path), "run", "", status, outcome)
     content = json.loads(Path(outcome.path).read_text())
     assert (content["name"], content["state"], content["error"]) == ("tiny", "FAILED", "no space left")
 
@@ -160,9 +173,13 @@ def test_record_outcome_records_state_and_error(tmp_path):
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (prepare_data, ('{"name": 3}', 7, "root", None), "data.name = 3: must be text"),
-        (prepare_data, ("{", 7, "root", None), "is not JSON"),
-        (train_model, ('{"epochs": 0}', "{}", 7, "tiny", "root", None, None), "train.epochs = 0: must be at least 1"),
+        (prepare_data, ('{"name": 3}', 7, "root", "code", "", None), "data.name = 3: must be text"),
+        (prepare_data, ("{", 7, "root", "code", "", None), "is not JSON"),
+        (
+            train_model,
+            ('{"epochs": 0}', "{}", 7, "tiny", "root", "code", None, None),
+            "train.epochs = 0: must be at least 1",
+        ),
     ],
 )
 def test_a_component_refuses_bad_settings_with_one_sentence_and_exit_code_2(function, arguments, message, capsys):
@@ -181,6 +198,7 @@ def test_a_batch_larger_than_the_split_is_refused_with_the_numbers(made, tmp_pat
             7,
             "tiny",
             str(tmp_path),
+            "code",
             made["examples"],
             artifact(dsl.Model, tmp_path, "model"),
         )

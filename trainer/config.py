@@ -14,8 +14,9 @@ import math
 import pkgutil
 import re
 from collections.abc import Iterator, Sequence
+from datetime import date
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -64,6 +65,9 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    refused: ClassVar[dict[str, str]] = {}
+    """Settings that a person may look for and that cannot be: name → what to do in their place."""
 
     def problems(self) -> Iterator[Problem]:
         """Combinations inside this section that cannot work; paths are relative to the section."""
@@ -122,6 +126,25 @@ class RecordFeature(Section):
     """An image only: the bytes are a JPEG, PNG or another image file, not the pixels themselves."""
 
 
+class DataWindow(Section):
+    """The newest days of data that arrives day by day; `data.path` says `{date}` where the files' names have the day."""
+
+    days: Annotated[int, Field(ge=1, le=3660)]
+    """How many whole days, in UTC."""
+    delay_hours: Annotated[int, Field(ge=0)] = 0
+    """How long after its end a day's data may still arrive."""
+    until: text(r"\d{4}-\d{2}-\d{2}", "a day such as 2027-01-31") | None = None
+    """The last day, to repeat a run. None: from the moment at which the run begins."""
+
+    def problems(self) -> Iterator[Problem]:
+        """A day that no calendar has."""
+        if self.until is not None:
+            try:
+                date.fromisoformat(self.until)
+            except ValueError as error:
+                yield Problem("until", self.until, f"is no day: {error}")
+
+
 class DataConfig(Section):
     """Where the examples come from and how they are prepared."""
 
@@ -137,6 +160,8 @@ class DataConfig(Section):
     path: str | None = None
     """The other sources: a folder, a file or a pattern of files, here or as `gs://…`. `tfds`: the folder of a prepared
     version, such as `/data/mnist/3.0.1`, in place of `name`."""
+    window: DataWindow | None = None
+    """The newest days only, where `path` has a `{date}`. None: everything."""
     data_dir: str | None = None
     """`tfds` only: folder with builders that were prepared before, and where new ones are put. None: TFDS's default."""
     download: bool = True
@@ -180,6 +205,7 @@ class DataConfig(Section):
     def problems(self) -> Iterator[Problem]:
         """Settings that do not belong to the source, and splits that cannot be read."""
         given = self.splits.named()
+        yield from self._window_problems()
         if self.source == "tfds":
             for key, value in given.items():
                 if rule := _split_fault(value):
@@ -194,6 +220,16 @@ class DataConfig(Section):
             yield Problem("image_channels", self.image_channels, "a builder's images keep their own channels")
         if self.label_key is not None and self.label_key in (self.input_keys or []):
             yield Problem("label_key", self.label_key, "is among input_keys, and the model would only copy it")
+
+    def _window_problems(self) -> Iterator[Problem]:
+        dated = self.path is not None and "{date}" in self.path
+        if self.window is not None:
+            for problem in self.window.problems():
+                yield problem._replace(path=f"window.{problem.path}")
+            if not dated or self.source == "tfds":
+                yield Problem("window", self.window.model_dump(), "needs a source of files, and {date} in data.path")
+        elif dated:
+            yield Problem("path", self.path, "has a {date}, and data.window does not say which days")
 
     def _file_problems(self, given: dict[str, str]) -> Iterator[Problem]:
         if self.path is None:
@@ -725,6 +761,44 @@ class PushConfig(Section):
     """How many of the newest versions the registry keeps, besides every version that was ever champion."""
 
 
+class RetrainConfig(Section):
+    """Whether there is anything to train for."""
+
+    when: Literal["always", "data_changed"] = "always"
+    """`data_changed`: training is skipped where the prepared data is what the champion was trained on."""
+    force: bool = False
+    """Train all the same, this time."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Force where nothing is ever skipped."""
+        if self.force and self.when == "always":
+            yield Problem("force", True, "changes nothing, since retrain.when is always")
+
+
+class Channel(Section):
+    """One way to reach somebody. Addresses stand in a Kubernetes secret, never here."""
+
+    kind: Literal["webhook", "slack", "email"]
+    """`webhook`: JSON with every fact. `slack`: text for an incoming webhook of Slack or of what understands the same.
+    `email`: by SMTP."""
+    secret: text(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "the name of a Kubernetes secret")
+    """Secret with the key `url`: of the webhook, or `smtp://user:password@host:587`; for e-mail also `to` and `from`."""
+
+
+Event = Literal["failed", "not_blessed", "promoted", "skipped"]
+
+
+class NotifyConfig(Section):
+    """Who hears how a run ended. It never fails a run."""
+
+    on: list[Event] = ["failed", "not_blessed", "promoted"]
+    """What is told: the run failed, the model was not good enough, it was promoted, training was skipped."""
+    channels: list[Channel] = Field(min_length=1)
+    """Who is told."""
+    run_link: str | None = None
+    """Address of Kubeflow's pages, for a link to the run. None: `kubeflow.host`."""
+
+
 def parse(model: type[S], data: Any, *, path: str = "", lines: dict[str, int] | None = None, source: str = "") -> S:
     """Validates data against a section, reporting everything that is wrong at once.
 
@@ -826,8 +900,9 @@ def _problem(model: type[Section], entry: dict[str, Any]) -> Problem:
     kind, context = entry["type"], entry.get("ctx", {})
     value = entry["input"]
     if kind == "extra_forbidden":
-        siblings = _fields_at(model, loc[:-1])
-        return Problem(path, value, "unknown key" + suggestion(str(loc[-1]), siblings))
+        section, key = _section_at(model, loc[:-1]), str(loc[-1])
+        known = list(section.model_fields) if section else []
+        return Problem(path, value, getattr(section, "refused", {}).get(key) or "unknown key" + suggestion(key, known))
     if kind == "missing":
         return Problem(path, None, "must be given")
     rules = {
@@ -853,13 +928,20 @@ def _problem(model: type[Section], entry: dict[str, Any]) -> Problem:
     return Problem(path, value, entry["msg"][0].lower() + entry["msg"][1:])
 
 
-def _fields_at(model: Any, loc: Sequence[int | str]) -> list[str]:
-    """Names of the settings of the section at a location, for suggestions."""
+def _section_at(model: Any, loc: Sequence[int | str]) -> type[Section] | None:
+    """The section at a location, through mappings and lists of sections."""
+    kind = model
     for part in loc:
-        field = getattr(model, "model_fields", {}).get(part)
-        candidates = [field.annotation, *getattr(field.annotation, "__args__", ())] if field else []
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-    return list(getattr(model, "model_fields", {}))
+        section = _section_in(kind)
+        if section is not None and part in section.model_fields:
+            kind = section.model_fields[part].annotation
+    return _section_in(kind)
+
+
+def _section_in(kind: Any) -> type[Section] | None:
+    if isinstance(kind, type) and issubclass(kind, Section):
+        return kind
+    return next((found for inner in get_args(kind) if (found := _section_in(inner))), None)
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:

@@ -37,18 +37,27 @@ def versions() -> dict[str, str]:
     return found
 
 
-def source() -> dict[str, Any]:
-    """Digest of the three rooms' code, and the git revision where the code stands in a repository."""
-    top = Path(__file__).resolve().parent.parent
+def source_digest() -> str:
+    """Digest of the three rooms' code: `sha256:…`."""
     digest = hashlib.sha256()
     for room in _ROOMS:
-        for file in sorted((top / room).rglob("*.py")):
-            digest.update(f"{file.relative_to(top)}\0".encode() + file.read_bytes() + b"\0")
-    found: dict[str, Any] = {"digest": f"sha256:{digest.hexdigest()}", "revision": os.environ.get("TRIREME_REVISION")}
+        for file in sorted((_top() / room).rglob("*.py")):
+            digest.update(f"{file.relative_to(_top())}\0".encode() + file.read_bytes() + b"\0")
+    return f"sha256:{digest.hexdigest()}"
+
+
+def source() -> dict[str, Any]:
+    """Digest of the three rooms' code, and the git revision where the code stands in a repository."""
+    top = _top()
+    found: dict[str, Any] = {"digest": source_digest(), "revision": os.environ.get("TRIREME_REVISION")}
     if (top / ".git").exists():
         found["revision"] = _git(top, "rev-parse", "HEAD")
         found["modified"] = bool(_git(top, "status", "--porcelain", "--untracked-files=no"))
     return found
+
+
+def _top() -> Path:
+    return Path(__file__).resolve().parent.parent
 
 
 def machine() -> dict[str, Any]:

@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,16 @@ from trainer.config import (
     DataConfig,
     EvaluateConfig,
     GroupConfig,
+    NotifyConfig,
     PushConfig,
+    RetrainConfig,
     ServingConfig,
     TrainConfig,
     ValidateConfig,
     parse_json,
 )
-from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError, WorldFailure
+from trainer.outcome import note, read
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
 
@@ -48,6 +52,7 @@ def _task(name: str) -> Callable:
             except BaseException as error:
                 code, message = _explained(error)
                 _record(name, {"status": "failed", "exit_code": code, "error": message}, started)
+                _note_failure(name, function, args, kwargs, code, message)
                 traceback.print_exc()
                 print(f"{name}: {message}", file=sys.stderr, flush=True)
                 sys.exit(code)
@@ -60,19 +65,63 @@ def _task(name: str) -> Callable:
 
 
 @_task("prepare-data")
-def prepare_data(data: str, seed: int, root: str, examples: Any) -> None:
-    """Data section → prepared dataset in `examples.path`."""
+def prepare_data(data: str, seed: int, root: str, source: str, examples: Any) -> None:
+    """Data section, and what `fingerprint_data` found (empty where it did not run) → prepared dataset in `examples.path`."""
     from trainer.data.prepare import prepare
 
-    manifest = prepare(
-        parse_json(DataConfig, data, path="data"), seed, Path(examples.path), storage.join(root, "prepared")
-    )
+    config = parse_json(DataConfig, data, path="data")
+    if source and config.window is not None:
+        window = config.window.model_copy(update={"until": json.loads(source)["until"]})
+        config = config.model_copy(update={"window": window})
+    manifest = prepare(config, seed, Path(examples.path), storage.join(root, "prepared"))
     examples.metadata.update(
         digest=manifest.digest,
         task=manifest.task,
         num_classes=len(manifest.class_names),
         **{f"num_{name}_examples": split.num_examples for name, split in manifest.splits.items()},
     )
+
+
+@_task("fingerprint-data")
+def fingerprint_data(data: str) -> str:
+    """Data section → the last day of its window and a digest of its files, as JSON: what the preparation depends on."""
+    from trainer.data.fingerprint import fingerprint, source_of
+    from trainer.data.window import settled
+
+    config = settled(parse_json(DataConfig, data, path="data"), datetime.now(UTC))
+    until = config.window.until if config.window else None
+    found = {"until": until, "digest": fingerprint(source_of(config) or "", config.window)}
+    say(f"{config.subject}: {found['digest'][:23]}" + (f", {config.window.days} days until {until}" if until else ""))
+    return json.dumps(found)
+
+
+@_task("decide-training")
+def decide_training(retrain: str, name: str, registry: str, root: str, run: str, examples: Any, decision: Any) -> bool:
+    """Prepared data and the champion → whether to train; where not, the run's outcome says so."""
+    from trainer.data.manifest import FILE_NAME, read_manifest
+
+    config = parse_json(RetrainConfig, retrain, path="retrain")
+    _present(examples, FILE_NAME)
+    digest = read_manifest(Path(examples.path)).digest
+    champion = Registry(registry, name).champion()
+    same = champion is not None and champion.record.get("data_digest") == digest
+    if champion is None:
+        reason = "there is no champion yet"
+    elif not same:
+        reason = f"the data differs from what the champion, version {champion.number}, was trained on"
+    else:
+        reason = f"the data is what the champion, version {champion.number}, was trained on"
+    train = not same or config.force
+    if same and config.force:
+        reason += ", and retrain.force is set"
+    content = {"train": train, "reason": reason, "data_digest": digest}
+    Path(decision.path).mkdir(parents=True, exist_ok=True)
+    (Path(decision.path) / "decision.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    decision.metadata.update(content)
+    if not train:
+        note(root, run, "skipped", content)
+    say(f"{'training' if train else 'skipped'}: {reason}")
+    return train
 
 
 @_task("validate-data")
@@ -121,10 +170,11 @@ def validate_data(
 def train_model(train: str, group: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
     """Train section and prepared dataset → exported model in `model.path`, by one process or by a group of them."""
     from trainer.checkpoint import run_key
-    from trainer.data.manifest import read_manifest
+    from trainer.data.manifest import FILE_NAME, read_manifest
 
     config = parse_json(TrainConfig, train, path="train")
     processes = parse_json(GroupConfig, group, path="cluster")
+    _present(examples, FILE_NAME)
     digest = read_manifest(Path(examples.path)).digest
     key, mirror = run_key(config, seed, digest), None
     checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / key
@@ -150,9 +200,12 @@ def evaluate_model(
     evaluation: Any, metrics: Any, classification_metrics: Any,
 ) -> None:  # fmt: skip
     """Evaluate section, dataset and model → `evaluation.json` and Kubeflow's own metrics."""
+    from trainer.data.manifest import FILE_NAME
     from trainer.evaluate import EVALUATION_FILE, write_json
 
     config = parse_json(EvaluateConfig, evaluate, path="evaluate")
+    _present(examples, FILE_NAME)
+    _present(model, "train.json")
     found = _measured(config, Registry(registry, name), Path(examples.path), Path(model.path))
     folder = Path(evaluation.path)
     folder.mkdir(parents=True, exist_ok=True)
@@ -186,7 +239,16 @@ def check_serving(serving: str, model: Any, serving_check: Any) -> None:
 
 @_task("judge-model")
 def judge_model(
-    evaluate: str, name: str, model: Any, evaluation: Any, serving_check: Any, verdict: Any, report: Any, summary: Any
+    evaluate: str,
+    name: str,
+    root: str,
+    run: str,
+    model: Any,
+    evaluation: Any,
+    serving_check: Any,
+    verdict: Any,
+    report: Any,
+    summary: Any,
 ) -> bool:
     """Evaluate section, evaluation and serving check → the verdict, the report, and whether the model is blessed."""
     from trainer.evaluate import EVALUATION_FILE, write_json
@@ -219,13 +281,14 @@ def judge_model(
     for artifact, text in ((report, page), (summary, markdown_summary(found, decision))):
         Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
         Path(artifact.path).write_text(text, encoding="utf-8")
+    _note_verdict(root, run, decision, found, getattr(report, "uri", report.path))
     say(f"{decision['verdict']}: " + "; ".join(decision["reasons"]))
     return decision["blessed"]
 
 
 @_task("push-model")
 def push_model(
-    push: str, evaluate: str, name: str, registry: str, examples: Any, model: Any, evaluation: Any,
+    push: str, evaluate: str, name: str, registry: str, root: str, run: str, examples: Any, model: Any, evaluation: Any,
     serving_check: Any, verdict: Any, pushed_model: Any,
 ) -> None:  # fmt: skip
     """A blessed model → the next version in the registry, and the champion.
@@ -272,6 +335,7 @@ def push_model(
             say(f"judged again: {decision['verdict']}: " + "; ".join(decision["reasons"]))
             write_json(Path(pushed_model.path) / VERDICT_FILE, decision)
             write_json(Path(pushed_model.path) / EVALUATION_FILE, found)
+            _note_verdict(root, run, decision, found, None)
     pushed_model.metadata.update(version=version.number, promoted=decision["blessed"], registry_uri=version.uri)
     if not decision["blessed"]:
         say(f"version {version.number} is kept and was not promoted: {version.uri}")
@@ -279,16 +343,20 @@ def push_model(
     models.retain(config.keep_versions)
     said = {"name": name, "version": version.number, "uri": version.uri, "digest": found["model_digest"]}
     (Path(pushed_model.path) / "version.json").write_text(json.dumps(said) + "\n", encoding="utf-8")
+    note(root, run, "pushed", {"version": version.number, "uri": version.uri})
     say(f"promoted: version {version.number} in {version.uri}")
 
 
 @_task("record-outcome")
-def record_outcome(name: str, state: str, error_message: str, outcome: Any) -> None:
+def record_outcome(name: str, root: str, run: str, notify: str, state: str, error_message: str, outcome: Any) -> None:
     """How the run ended → `outcome.json`. Runs whatever happened before."""
     content = {"name": name, "state": state, "error": error_message or None, "finished_at": time.time()}
     Path(outcome.path).parent.mkdir(parents=True, exist_ok=True)
     Path(outcome.path).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     outcome.metadata.update(state=state)
+    note(root, run, "end", content)
+    if notify:
+        _notify(parse_json(NotifyConfig, notify, path="notify"), content, root, run)
     say(f"{name}: {state.lower()}" + (f": {error_message}" if error_message else ""))
 
 
@@ -299,6 +367,66 @@ def _publish(name: str, outputs: list[Any]) -> None:
         path = Path(artifact.path)
         if path.is_file() or (path.is_dir() and any(path.iterdir())):
             storage.publish(path, storage.join(uri, name, path.name))
+
+
+def _note_verdict(root: str, run: str, decision: dict[str, Any], found: dict[str, Any], report: str | None) -> None:
+    """Leaves the verdict for those who ask how the run ended."""
+    kept = {key: decision[key] for key in ("verdict", "reasons", "data_digest", "baseline_version")}
+    note(root, run, "verdict", {**kept, "metrics": found["metrics"], "report": report})
+
+
+def _present(artifact: Any, file: str) -> None:
+    """An input that Kubeflow took from its cache may have been deleted since, of which it says nothing.
+
+    Raises:
+        WorldFailure: The artifact is not there.
+    """
+    if not (Path(artifact.path) / file).is_file():
+        raise WorldFailure(
+            f"{artifact.uri}: holds no {file}; if it came from the cache, it was deleted since: run once with"
+            " --set cluster.cache=false, which makes it anew"
+        )
+
+
+def _notify(config: NotifyConfig, ended: dict[str, Any], root: str, run: str) -> None:
+    """Tells those who want to know. Nothing that goes wrong here fails the run."""
+    from trainer.notify import event_of, send
+
+    try:
+        parts = read(root, run)
+    except (TriremeError, OSError) as error:
+        print(f"warning: what the tasks noted cannot be read: {error}", file=sys.stderr)
+        parts = {}
+    event = event_of(ended["state"], parts)
+    if event is None:
+        return
+    failure, verdict = parts.get("failure", {}), parts.get("verdict", {})
+    facts = {
+        "name": ended["name"],
+        "run": run,
+        "task": failure.get("task") if event == "failed" else None,
+        "error": (failure.get("error") or ended["error"]) if event == "failed" else None,
+        "reasons": verdict.get("reasons") or ([parts["skipped"]["reason"]] if "skipped" in parts else []),
+        "metrics": verdict.get("metrics"),
+        "version": parts.get("pushed", {}).get("version"),
+        "link": f"{config.run_link.rstrip('/')}/#/runs/details/{run}" if config.run_link else None,
+        "report": verdict.get("report"),
+    }
+    for sentence in send(config, event, facts, os.environ, time.sleep):
+        say(sentence)
+
+
+def _note_failure(name: str, function: Callable, args: tuple, kwargs: dict, code: int, message: str) -> None:
+    """Leaves the first error line for the exit task, where the task knows its root and its run."""
+    import inspect
+
+    try:
+        given = inspect.signature(function).bind(*args, **kwargs).arguments
+    except TypeError:
+        return
+    run = given.get("run") or os.environ.get("TRIREME_RUN")
+    if run and given.get("root"):
+        note(given["root"], run, "failure", {"task": name, "error": message.splitlines()[0], "exit_code": code})
 
 
 def _measured(config: EvaluateConfig, champions: Registry, examples: Path, model: Path) -> dict[str, Any]:

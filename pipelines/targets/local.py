@@ -206,6 +206,9 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
     evaluation = _read(again, "evaluation.json") or _read(artifacts.get("evaluation"), "evaluation.json")
     if failure is None and (silent := _silent(work, records)):  # kfp takes a container that is gone for a success
         failure = RuntimeError(f"{silent} left no record of success")
+    decision = _read(artifacts.get("decision"), "decision.json")
+    if decision and not decision["train"]:
+        verdict = {"verdict": "skipped", "reasons": [decision["reason"]]}
     exit_code, message = _explained(work, records, failure)
     document = {
         "run_dir": str(work.folder),

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from trainer.config import DataConfig
+from trainer.data.window import is_wanted
 from trainer.errors import BadInput
 
 _ENDINGS = {
@@ -25,7 +26,7 @@ _ENDINGS = {
     "tfrecord": (".tfrecord", ".tfrecords"),
     "image_folder": (),
 }
-_MAGIC = re.compile(r"[*?\[]")
+_MAGIC = re.compile(r"[*?\[]|\{date\}")
 
 
 class SourceFile(NamedTuple):
@@ -153,7 +154,7 @@ def _root(path: str) -> tuple[str, str | None]:
 
 def _belongs(name: str, pattern: str | None, config: DataConfig) -> bool:
     if pattern is not None:
-        return fnmatch.fnmatchcase(name, pattern)
+        return is_wanted(name, pattern, config.window)
     if not config.splits.shares():
         return True
     endings = _ENDINGS[config.source]

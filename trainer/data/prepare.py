@@ -123,7 +123,7 @@ def _kept_in_bucket(
 
 def _key(source: Source, config: DataConfig, seed: int) -> str:
     """Names a preparation by everything that its result depends on, and by nothing else."""
-    settings = config.model_dump(mode="json", exclude={"data_dir", "download", "path"})
+    settings = config.model_dump(mode="json", exclude={"data_dir", "download", "path", "window"})
     text = json.dumps([settings, source.identity(), seed, FORMAT_VERSION], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 

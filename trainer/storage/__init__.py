@@ -37,6 +37,7 @@ __all__ = [
     "publish_numbered",
     "read_json",
     "stage",
+    "versions",
     "write_json",
 ]
 
@@ -67,6 +68,15 @@ def list_names(uri: str | Path) -> list[str]:
     """
     side, uri = _side(uri)
     return side.list_names(uri)
+
+
+def versions(uri: str | Path) -> dict[str, str]:
+    """Return what `list_names` does, each name with a text that changes when the file's content does.
+
+    Nothing is read: in a bucket it is made of size and checksum, on disk of size and time of the last change.
+    """
+    side, uri = _side(uri)
+    return side.versions(uri)
 
 
 def list_folders(uri: str | Path) -> list[str]:

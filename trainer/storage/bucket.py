@@ -41,6 +41,11 @@ def list_names(uri: str) -> list[str]:
     return sorted(entry.name for entry in _list(uri))
 
 
+def versions(uri: str) -> dict[str, str]:
+    """Return size and checksum of all objects under the prefix, by name."""
+    return {entry.name: f"{entry.size}-{entry.crc32c}" for entry in _list(uri)}
+
+
 def list_folders(uri: str) -> list[str]:
     """Return what stands between the prefix and the next slash, sorted."""
     bucket, prefix = names.split_uri(uri)

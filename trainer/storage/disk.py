@@ -66,6 +66,15 @@ def list_names(uri: str) -> list[str]:
 
 
 @_explained
+def versions(uri: str) -> dict[str, str]:
+    """Return size and time of the last change of all files, by name."""
+    if Path(uri).is_file():
+        return {}
+    found = {name: Path(uri, name).stat() for name in list_names(uri)}
+    return {name: f"{stat.st_size}-{stat.st_mtime_ns}" for name, stat in found.items()}
+
+
+@_explained
 def list_folders(uri: str) -> list[str]:
     """Return the names of the folders directly in it, sorted."""
     root = Path(uri)

@@ -1,0 +1,111 @@
+"""The commands that say beforehand whether a run can work, and what of it would come from the cache."""
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE
+
+from pipelines.commands_kubeflow import access_flags, connect
+
+
+def register(commands: argparse._SubParsersAction, command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Adds `check` and `explain-cache` to the command line."""
+    check = command(commands, "check", _check, "say whether a configuration can work, without running it")
+    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+    check.add_argument("--target", choices=("local", "kubeflow"), default="local",
+                       help="where it is to run: kubeflow also looks at the root, the schedules and the server")  # fmt: skip
+    access_flags(check)
+
+    explain = command(commands, "explain-cache", _explain,
+                      "say what each task's cache key is made of, and what changed since the last run")  # fmt: skip
+    explain.add_argument("--json", action="store_true", help="print one line of JSON")
+    explain.add_argument("--offline", action="store_true", help="ask no server, and compare with nothing")
+    explain.add_argument("--run", default="latest", metavar="RUN", help="run to compare with (default: %(default)s)")
+    access_flags(explain)
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from pipelines import checks
+    from pipelines.config import load_config
+
+    config = load_config(arguments.config, arguments.overrides)
+    findings = checks.check(config)
+    if arguments.target == "kubeflow":
+        from pipelines.targets.access import system_clock
+
+        findings += checks.check_cluster(config, system_clock().now(), lambda: connect(arguments, config))
+    if arguments.json:
+        print(json.dumps([finding._asdict() for finding in findings], ensure_ascii=False))
+    else:
+        for finding in findings:
+            print(f"{finding.state:<8}{finding.subject}: {finding.message}")
+    return EXIT_BAD_INPUT if any(finding.state == "failed" for finding in findings) else EXIT_DONE
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    import tempfile
+    from pathlib import Path
+
+    import yaml
+
+    from pipelines.cache_keys import cache_keys, changes
+    from pipelines.config import load_config
+    from pipelines.targets import kubeflow
+    from pipelines.training import parameters_of
+
+    config = load_config(arguments.config, arguments.overrides)
+    with tempfile.TemporaryDirectory() as folder:
+        text = kubeflow.compiled(config, Path(folder)).read_text(encoding="utf-8")
+    keys = cache_keys(next(iter(yaml.safe_load_all(text))), parameters_of(config))
+    run, before = None, {}
+    if not arguments.offline:
+        server = connect(arguments, config)
+        experiment = kubeflow.find_experiment(server, kubeflow.experiment_of(config))
+        if arguments.run != "latest" or (experiment and next(kubeflow.runs(server, experiment), None)):
+            run = kubeflow.find_run(server, config, arguments.run)
+            before = _keys_of(server, run)
+    rows = {
+        name: {
+            "cached": key.cached,
+            "parts": key.parts,
+            "changes": (changes(key, before.get(name)) if run else None) if key.cached else None,
+        }
+        for name, key in keys.items()
+    }
+    if arguments.json:
+        print(json.dumps({"compared_with": run.run_id if run else None, "tasks": rows}, ensure_ascii=False))
+        return EXIT_DONE
+    print(f"compared with {run.display_name} ({run.run_id})" if run else "compared with no run")
+    for name, row in rows.items():
+        print(_row(name, row))
+    return EXIT_DONE
+
+
+def _row(name: str, row: dict[str, Any]) -> str:
+    if not row["cached"]:
+        return f"{name:<18} always runs: it depends on the champion, on files, or on its run"
+    if row["changes"] is None:
+        lines = [f"{name:<18} may come from the cache"]
+    elif row["changes"]:
+        lines = [f"{name:<18} runs again", *(f"    changed  {change}" for change in row["changes"])]
+    else:
+        lines = [f"{name:<18} comes from the cache, if what is made before it does and is still there"]
+    for part, value in row["parts"].items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        lines.append(f"    {part:<10} {text if len(text) <= 90 else text[:87] + '...'}")
+    return "\n".join(lines)
+
+
+def _keys_of(server: Any, run: Any) -> dict[str, Any]:
+    from pipelines.cache_keys import cache_keys
+
+    reference = run.pipeline_version_reference
+    version = server.call(
+        "show the run's version",
+        lambda client: client.get_pipeline_version(reference.pipeline_id, reference.pipeline_version_id),
+    )
+    spec = version.pipeline_spec
+    spec = spec.get("pipeline_spec", spec)  # where there are settings of pods, the server keeps both documents
+    return cache_keys(spec, (run.runtime_config.parameters if run.runtime_config else None) or {})

@@ -1,0 +1,229 @@
+"""What the pods of a run look like on Kubernetes, as far as Kubeflow's compiled pipeline can say it.
+
+    dress(task, cluster)             # what every task gets: secrets, volumes, labels, pull policy, security
+    dress_training(task, cluster)    # what the training gets besides: GPUs, nodes, shared memory, time limit
+
+The compiled YAML cannot say a priority class, a read-only root file system or a pod affinity: such a setting is refused, with
+what to do in its place, rather than ignored.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+from trainer.config import PositiveInt, Problem, Section, text
+from trainer.devices import REQUEST_VARIABLE
+
+if TYPE_CHECKING:
+    from trainer.config import NotifyConfig
+
+    from pipelines.config import ClusterConfig
+
+_LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+Name = text(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "a Kubernetes name: lower-case letters, digits, hyphens and dots")
+LabelKey = text(rf"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?{_LABEL}", "a Kubernetes label's key, such as example.org/team")
+LabelValue = text(
+    rf"({_LABEL})?", "a Kubernetes label's value: at most 63 letters, digits, hyphens, dots and underscores"
+)
+Quantity = text(r"\d+(\.\d+)?(m|[kMGTPE]i?)?", "a Kubernetes quantity such as 4, 500m or 16Gi")
+_Path = text(r"/[^:]*", "an absolute path without a colon")
+_Variable = text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
+
+
+class Gpu(Section):
+    """GPUs of the training task, with the nodes that have them: one block in place of accelerator, selector and toleration."""
+
+    type: LabelValue
+    """What the nodes' label says, such as `nvidia-l4`."""
+    count: PositiveInt = 1
+    """How many."""
+    label: LabelKey = "cloud.google.com/gke-accelerator"
+    """The label that says it; `nvidia.com/gpu.product` where NVIDIA's feature discovery labels the nodes."""
+    resource: LabelKey = "nvidia.com/gpu"
+    """Resource that the nodes offer. A taint of the same key is tolerated."""
+
+
+class Toleration(Section):
+    """A taint of nodes that the training may run on all the same."""
+
+    key: LabelKey | None = None
+    """Of the taint. None: every one."""
+    operator: Literal["Equal", "Exists"] = "Equal"
+    """Whether the value has to be the same, or any will do."""
+    value: LabelValue | None = None
+    """Of the taint."""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Of the taint. None: every one."""
+    seconds: Annotated[int, Field(ge=0)] | None = None
+    """How long `NoExecute` is tolerated. None: for ever."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Combinations that Kubernetes refuses when the pod is made, which is too late."""
+        if self.operator == "Exists" and self.value is not None:
+            yield Problem("value", self.value, "goes with operator Equal; Exists takes any value")
+        if self.key is None and self.operator != "Exists":
+            yield Problem("key", None, "can be left out with operator Exists only")
+        if self.seconds is not None and self.effect != "NoExecute":
+            yield Problem("seconds", self.seconds, "goes with effect NoExecute only")
+
+
+class NodeTerm(Section):
+    """One condition on a node's labels."""
+
+    key: LabelKey
+    """Of the label."""
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt"] = "In"
+    """How the values are compared."""
+    values: list[str] = []
+    """What it is compared with."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Values where there must be none, and none where there must be some."""
+        if self.operator in ("Exists", "DoesNotExist") and self.values:
+            yield Problem("values", self.values, f"must be empty with operator {self.operator}")
+        if self.operator in ("In", "NotIn") and not self.values:
+            yield Problem("values", self.values, f"must not be empty with operator {self.operator}")
+        if self.operator in ("Gt", "Lt") and not (len(self.values) == 1 and self.values[0].isdecimal()):
+            yield Problem("values", self.values, f"must be one whole number with operator {self.operator}")
+
+
+class NodeAffinity(Section):
+    """Nodes that the training must, or would rather, run on."""
+
+    require: list[NodeTerm] = Field(min_length=1)
+    """Conditions that must all hold. Of several affinities without a weight, one suffices."""
+    weight: Annotated[int, Field(ge=1, le=100)] | None = None
+    """How much such a node is preferred. None: no other node will do."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Those of the conditions."""
+        for index, term in enumerate(self.require):
+            for problem in term.problems():
+                yield problem._replace(path=f"require.{index}.{problem.path}")
+
+
+class Secret(Section):
+    """A Kubernetes secret that every task gets. The configuration names it and never holds it."""
+
+    name: Name
+    """Of the secret."""
+    variables: dict[str, _Variable] = {}
+    """Key of the secret → environment variable."""
+    path: _Path | None = None
+    """Folder where each key of the secret is a file."""
+    optional: bool = False
+    """Whether the tasks may run without it."""
+
+    def problems(self) -> Iterator[Problem]:
+        """A secret that nobody could read."""
+        if not self.variables and self.path is None:
+            yield Problem("variables", {}, "a secret needs variables, path or both")
+
+
+class Claim(Section):
+    """A persistent volume claim that every task mounts."""
+
+    name: Name
+    """Of the claim."""
+    path: _Path
+    """Where it is mounted."""
+    sub_path: str = ""
+    """Folder of the volume. Empty: the whole volume."""
+
+
+class Security(Section):
+    """As whom the tasks run. The server drops all capabilities and forbids privilege escalation by itself."""
+
+    run_as_user: Annotated[int, Field(ge=0)] | None = None
+    """User identifier. None: that of the image."""
+    run_as_group: Annotated[int, Field(ge=0)] | None = None
+    """Group identifier. None: that of the image."""
+    run_as_non_root: bool = True
+    """Refuse to start as root."""
+
+    refused: ClassVar[dict[str, str]] = {
+        "read_only_root_filesystem": "cannot be said in a compiled pipeline; the image needs none but /tmp, so set it by a"
+        " policy of the cluster (docs/operations.md)",
+        "allow_privilege_escalation": "is forbidden by the server for every task already; leave it out",
+        "capabilities": "are all dropped by the server for every task already; leave it out",
+    }
+
+    def problems(self) -> Iterator[Problem]:
+        """Root that may not be root."""
+        if self.run_as_non_root and self.run_as_user == 0:
+            yield Problem("run_as_user", 0, "is root, and run_as_non_root is true")
+
+
+def dress(task: Any, cluster: "ClusterConfig") -> None:
+    """Gives a task of kfp what every task gets."""
+    from kfp import kubernetes
+
+    for secret in cluster.secrets:
+        if secret.variables:
+            kubernetes.use_secret_as_env(task, secret.name, secret.variables, optional=secret.optional)
+        if secret.path:
+            kubernetes.use_secret_as_volume(task, secret.name, secret.path, optional=secret.optional)
+    for claim in cluster.volumes:
+        kubernetes.mount_pvc(task, claim.name, claim.path, claim.sub_path)
+    if cluster.pull_policy:
+        kubernetes.set_image_pull_policy(task, cluster.pull_policy)
+    if cluster.pull_secrets:
+        kubernetes.set_image_pull_secrets(task, cluster.pull_secrets)
+    for key, value in sorted(cluster.labels.items()):
+        kubernetes.add_pod_label(task, key, value)
+    for key, value in sorted(cluster.annotations.items()):
+        kubernetes.add_pod_annotation(task, key, value)
+    if cluster.security is not None:
+        kubernetes.set_security_context(
+            task, cluster.security.run_as_user, cluster.security.run_as_group, cluster.security.run_as_non_root
+        )
+
+
+def give_addresses(task: Any, config: "NotifyConfig") -> None:
+    """Gives the exit task the addresses of those it tells, from Kubernetes secrets; without them it still runs."""
+    from kfp import kubernetes
+    from trainer.notify import variable
+
+    for index, channel in enumerate(config.channels):
+        keys = ("url", "to", "from") if channel.kind == "email" else ("url",)
+        kubernetes.use_secret_as_env(task, channel.secret, {key: variable(index, key) for key in keys}, optional=True)
+
+
+def give_run(task: Any) -> None:
+    """Tells a task its run by a variable, which is no part of the cache's key."""
+    from kfp import kubernetes
+
+    kubernetes.use_field_path_as_env(task, "TRIREME_RUN", "metadata.labels['pipeline/runid']")
+
+
+def dress_training(task: Any, cluster: "ClusterConfig") -> None:
+    """Gives the training task what it gets besides: resources, its nodes, shared memory and its time limit."""
+    if cluster.cpu:
+        task.set_cpu_request(cluster.cpu)
+    if cluster.memory:
+        task.set_memory_request(cluster.memory)
+        task.set_memory_limit(cluster.memory)
+    if cluster.accelerator:
+        task.set_accelerator_type(cluster.accelerator.type)
+        task.set_accelerator_limit(cluster.accelerator.count)
+    if cluster.num_gpus:
+        # A GPU image that trains on the CPU all the same is the classic fault: the trainer counts what it sees.
+        task.set_env_variable(REQUEST_VARIABLE, str(cluster.num_gpus))
+    from kfp import kubernetes
+
+    if cluster.gpu:
+        task.set_accelerator_type(cluster.gpu.resource)
+        task.set_accelerator_limit(cluster.gpu.count)
+        kubernetes.add_node_selector(task, cluster.gpu.label, cluster.gpu.type)
+        kubernetes.add_toleration(task, key=cluster.gpu.resource, operator="Exists", effect="NoSchedule")
+    for key, value in sorted(cluster.node_selector.items()):
+        kubernetes.add_node_selector(task, key, value)
+    for one in cluster.tolerations:
+        kubernetes.add_toleration(task, one.key, one.operator, one.value, one.effect, one.seconds)
+    for affinity in cluster.node_affinity:
+        kubernetes.add_node_affinity(task, [term.model_dump() for term in affinity.require], weight=affinity.weight)
+    if cluster.shared_memory:
+        # Kubernetes gives a container 64 MiB of it, in which NCCL's buffers for several GPUs do not fit.
+        kubernetes.empty_dir_mount(task, "shared-memory", "/dev/shm", "Memory", cluster.shared_memory)  # noqa: S108
+    if cluster.timeout_secs:
+        kubernetes.set_timeout(task, cluster.timeout_secs)

@@ -1,0 +1,132 @@
+"""`trireme check --target kubeflow` and `trireme explain-cache`, before a server."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_kfp import FakeKubeflow
+from operating import Operator
+
+
+@pytest.fixture
+def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with FakeKubeflow() as server:
+        yield Operator(server, tmp_path, monkeypatch)
+
+
+def findings(operator: Operator, *words: str) -> dict[str, tuple[str, str]]:
+    said = operator("check", "@", "--target", "kubeflow", "--json", *words)
+    return {one["subject"]: (one["state"], one["message"]) for one in json.loads(said.out)}
+
+
+def test_everything_that_a_run_needs_is_looked_at(operator: Operator, gcs: str) -> None:
+    found = findings(operator, "--set", f"cluster.pipeline_root={gcs}/trireme")
+    assert {subject: state for subject, (state, _) in found.items() if subject != "dataset"} == dict.fromkeys(
+        ("configuration", "image", "root", "hardware", "server", "pipelines", "experiments", "runs", "schedules"),
+        "passed",
+    )
+    assert found["server"][1] == f"{operator.server.url} answers; version 2.14.0"
+    assert found["root"][1].endswith("can be read and written by you; the runs need it for pipeline-runner")
+    from trainer import storage
+
+    assert storage.list_names(f"{gcs}/trireme") == []
+    assert operator.server.changes() == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "subject", "state", "message"),
+    [
+        (["cluster.image=trireme"], "image", "failed", "give a tag or a digest"),
+        (["cluster.image=trireme:latest"], "image", "failed", "give a tag or a digest"),
+        (["cluster.image=r.example.org:5000/trireme@sha256:" + "0" * 64], "image", "passed", "fixed by its digest"),
+        (["cluster.pipeline_root=/somewhere"], "root", "failed", "is a folder in each pod by itself"),
+        (["cluster.pipeline_root=null"], "root", "failed", "name one, such as gs://bucket/trireme"),
+        (["cluster.gpu={type: l4, count: 3}", "train.strategy=mirrored"], "hardware", "warning", "64 does not divide by 3"),
+        (["cluster.gpu={type: l4, count: 2}", "train.strategy=mirrored", "cluster.memory=8Gi"], "memory", "warning", "NCCL"),
+        (["cluster.gpu={type: l4, count: 4}", "train.strategy=mirrored"], "hardware", "passed", "4 GPUs, 16 examples each"),
+        (["schedules.w={cron: 0 3 * * *, timezone: Europe/Berlin}"], "schedule", "warning", "after each change of the clocks"),
+        (["schedules.w={cron: 0 3 * * *}"], "schedule", "passed", "w runs next at 2027-01-05 03:00 UTC"),
+        (["schedules.w={cron: 30 0 1 * *, timezone: Europe/Berlin}"], "schedule", "failed", "the day before"),
+    ],
+)  # fmt: skip
+def test_what_is_not_well_is_found_with_the_remedy(operator: Operator, settings, subject, state, message) -> None:
+    found = findings(operator, *(word for setting in settings for word in ("--set", setting)))
+    assert found[subject][0] == state, found[subject]
+    assert message in found[subject][1]
+
+
+def test_a_root_that_cannot_be_written_is_found(operator: Operator, gcs: str) -> None:
+    found = findings(operator, "--set", "cluster.pipeline_root=gs://nobodys-bucket/x")
+    assert found["root"][0] == "failed"
+
+
+def test_features_are_probed_and_each_that_is_missing_is_named(operator: Operator) -> None:
+    operator.server.fail("GET", "recurringruns", status=404, body='{"message": "Not Found"}', times=9)
+    operator.server.fail("GET", "experiments", status=403, body='{"message": "not authorized"}', times=9)
+    operator.server.fail("GET", "v1beta1/healthz", status=404, times=9)
+    said = operator("check", "@", "--target", "kubeflow")
+    assert said.code == 2
+    assert "failed  schedules: " in said.out
+    assert "failed  experiments: " in said.out
+    assert "passed  pipelines: can be listed" in said.out
+    assert "answers; version unknown" in said.out
+
+
+def test_a_server_that_keeps_users_apart_needs_a_namespace(operator: Operator) -> None:
+    operator.server.multi_user = True
+    assert findings(operator)["namespace"] == (
+        "failed", "the server keeps users apart; give --namespace or kubeflow.namespace",
+    )  # fmt: skip
+    assert "namespace" not in findings(operator, "--namespace", "team-a")
+
+
+def test_a_server_that_does_not_answer_is_a_finding_beside_the_others(operator: Operator) -> None:
+    found = findings(operator, "--host", "http://127.0.0.1:9")
+    assert found["server"][0] == "failed"
+    assert found["image"][0] == "passed"
+
+
+def explained(operator: Operator, *words: str) -> dict:
+    said = operator("explain-cache", "@", "--json", *words)
+    assert said.code == 0, said.err
+    return json.loads(said.out)
+
+
+def test_the_key_of_each_task_is_told_part_by_part(operator: Operator) -> None:
+    found = explained(operator)
+    assert found["compared_with"] is None
+    prepare = found["tasks"]["prepare-data"]
+    assert prepare["cached"] is True
+    assert set(prepare["parts"]) == {"image", "command", "data", "seed", "root", "code", "source"}
+    assert found["tasks"]["train-model"]["parts"]["examples"] == "from prepare-data.examples"
+    assert found["tasks"]["evaluate-model"]["cached"] is False
+
+
+def test_offline_the_keys_are_told_and_no_server_is_asked(operator: Operator) -> None:
+    said = operator("explain-cache", "@", "--offline")
+    assert said.out.startswith("compared with no run\nprepare-data       may come from the cache\n")
+    assert operator.server.requests == []
+
+
+def test_what_changed_since_the_last_run_is_told_setting_by_setting(operator: Operator, monkeypatch) -> None:
+    operator("submit", "@")
+    operator("submit", "@", "--set", "train.epochs=3")
+    found = explained(operator, "--set", "train.epochs=3")["tasks"]
+    assert found["prepare-data"]["changes"] == found["train-model"]["changes"] == []
+    found = explained(operator, "--set", "train.epochs=5")["tasks"]
+    assert found["train-model"]["changes"] == ["train.epochs: 3 → 5"]
+    assert found["prepare-data"]["changes"] == []
+    found = explained(operator, "--set", "train.epochs=3", "--set", "cluster.image=trireme:0.2.0")["tasks"]
+    assert "image: trireme:0.1.0 → trireme:0.2.0" in found["prepare-data"]["changes"]
+    text = operator("explain-cache", "@", "--set", "train.epochs=5").out
+    assert "train-model        runs again\n    changed  train.epochs: 3 → 5\n" in text
+    assert "prepare-data       comes from the cache, if what is made before it does and is still there" in text
+    assert "judge-model        always runs" in text
+
+
+def test_a_version_with_settings_of_pods_is_compared_too(operator: Operator) -> None:
+    operator.write(cluster="  labels: {team: a}\n")
+    operator("submit", "@")
+    for version in operator.server.versions.values():  # as the server keeps two documents
+        version["pipeline_spec"] = {"pipeline_spec": version["pipeline_spec"], "platform_spec": {}}
+    assert explained(operator)["tasks"]["train-model"]["changes"] == []

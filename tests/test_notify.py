@@ -1,0 +1,229 @@
+"""Notifications against real local servers: what is sent, that it is tried again, and that nothing of it fails a run."""
+
+import json
+import os
+import socketserver
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from kfp import dsl
+
+from components.record_outcome import record_outcome
+from trainer import outcome
+from trainer.config import NotifyConfig, parse
+from trainer.notify import send
+from trainer.tasks import prepare_data
+
+FACTS = {
+    "name": "tiny",
+    "run": "run-1",
+    "task": "train-model",
+    "error": "out of memory",
+    "link": "https://k/#/runs/details/run-1",
+}
+
+
+class Hook:
+    """A webhook that answers as it is told."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses, self.bodies = list(statuses), []
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                hook.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(hook.statuses.pop(0) if hook.statuses else 200)
+                self.end_headers()
+
+            def log_message(self, *_) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook/secret-path"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class Post:
+    """A mail server that keeps what it is given."""
+
+    def __init__(self, refusals: int = 0) -> None:
+        self.letters: list[str] = []
+        post = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                nonlocal refusals
+                if refusals:
+                    refusals -= 1
+                    return
+                self.wfile.write(b"220 post\r\n")
+                while line := self.rfile.readline().decode().strip().upper():
+                    if line == "DATA":
+                        self.wfile.write(b"354 go on\r\n")
+                        letter = []
+                        while (part := self.rfile.readline().decode().rstrip("\r\n")) != ".":
+                            letter.append(part)
+                        post.letters.append("\n".join(letter))
+                    self.wfile.write(b"221 bye\r\n" if line == "QUIT" else b"250 yes\r\n")
+                    if line == "QUIT":
+                        return
+
+        self._server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"smtp://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    close = Hook.close
+
+
+@pytest.fixture
+def open_(request):
+    opened = []
+
+    def start(server):
+        opened.append(server)
+        return server
+
+    yield start
+    for server in opened:
+        server.close()
+
+
+def config(*kinds: str, on=("failed", "not_blessed", "promoted", "skipped")) -> NotifyConfig:
+    return parse(NotifyConfig, {"on": list(on), "channels": [{"kind": kind, "secret": "s"} for kind in kinds]})
+
+
+def test_a_webhook_gets_every_fact_and_slack_a_text(open_):
+    hook = open_(Hook())
+    environ = {"TRIREME_NOTIFY_0_URL": hook.url, "TRIREME_NOTIFY_1_URL": hook.url}
+    said = send(config("webhook", "slack"), "failed", FACTS, environ, lambda _: None)
+    assert said == ["notification 0 (webhook): sent", "notification 1 (slack): sent"]
+    assert hook.bodies[0] == {"event": "failed", **FACTS}
+    assert hook.bodies[1]["text"].splitlines() == [
+        "tiny failed in train-model: out of memory", "link: https://k/#/runs/details/run-1", "run: run-1",
+    ]  # fmt: skip
+
+
+def test_a_letter_reaches_the_mail_server_after_it_has_hung_up_once(open_):
+    post, slept = open_(Post(refusals=1)), []
+    environ = {
+        "TRIREME_NOTIFY_0_URL": post.url,
+        "TRIREME_NOTIFY_0_TO": "a@example.org",
+        "TRIREME_NOTIFY_0_FROM": "b@example.org",
+    }
+    facts = {
+        "name": "tiny",
+        "run": "run-1",
+        "reasons": ["accuracy ≥ 0.9 holds"],
+        "metrics": {"accuracy": 0.95},
+        "version": 3,
+    }
+    assert send(config("email"), "promoted", facts, environ, slept.append) == ["notification 0 (email): sent"]
+    assert slept == [1.0]
+    (letter,) = post.letters
+    assert "Subject: tiny promoted a new model" in letter
+    assert "To: a@example.org" in letter
+
+
+def test_a_server_that_fails_is_tried_again_and_one_that_refuses_is_not(open_):
+    slept: list[float] = []
+    failing, refusing = open_(Hook(503, 429)), open_(Hook(404))
+    assert send(config("webhook"), "failed", FACTS, {"TRIREME_NOTIFY_0_URL": failing.url}, slept.append)[0].endswith(
+        "sent"
+    )
+    assert (len(failing.bodies), slept) == (3, [1.0, 2.0])
+    said = send(config("webhook"), "failed", FACTS, {"TRIREME_NOTIFY_0_URL": refusing.url}, slept.append)
+    assert said == ["notification 0 (webhook): it answered 404; not sent"]
+    assert len(refusing.bodies) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "url"),
+    [
+        ("webhook", "http://127.0.0.1:9/secret-path"),
+        ("webhook", "file:///etc/secret-path"),
+        ("slack", "nonsense secret-path"),
+        ("webhook", ""),
+        ("email", "smtp://user:secret-path@127.0.0.1:9"),
+        ("email", "http://secret-path"),
+    ],
+)
+def test_whatever_goes_wrong_is_one_sentence_without_the_address(kind, url):
+    environ = {"TRIREME_NOTIFY_0_URL": url, "TRIREME_NOTIFY_0_TO": "a@b", "TRIREME_NOTIFY_0_FROM": "a@b"}
+    (sentence,) = send(config(kind), "failed", FACTS, environ, lambda _: None)
+    assert "sent" in sentence
+    assert not sentence.endswith(": sent")
+    assert "secret-path" not in sentence
+
+
+def test_a_password_never_goes_in_the_clear(open_):
+    post = open_(Post())
+    environ = {"TRIREME_NOTIFY_0_URL": post.url.replace("//", "//user:password@"), "TRIREME_NOTIFY_0_TO": "a@b",
+               "TRIREME_NOTIFY_0_FROM": "a@b"}  # fmt: skip
+    (sentence,) = send(config("email"), "failed", FACTS, environ, lambda _: None)
+    assert "the password would go in the clear; not sent" in sentence
+    assert post.letters == []
+
+
+def end(tmp_path, state: str, error: str = "", notify: NotifyConfig | None = None) -> None:
+    status = dsl.PipelineTaskFinalStatus(
+        state=state, pipeline_job_resource_name="j", pipeline_task_name="t", error_code=1, error_message=error
+    )
+    artifact = dsl.Artifact(uri=str(tmp_path / "outcome"))
+    record_outcome.python_func("tiny", str(tmp_path), "run-1", notify.to_json() if notify else "", status, artifact)
+
+
+@pytest.mark.parametrize(
+    ("state", "parts", "event"),
+    [
+        ("FAILED", {}, "failed"),
+        ("SUCCEEDED", {"verdict": {"verdict": "not_blessed", "reasons": ["too low"]}}, "not_blessed"),
+        ("SUCCEEDED", {"verdict": {"verdict": "blessed"}, "pushed": {"version": 7}}, "promoted"),
+        ("SUCCEEDED", {"skipped": {"reason": "same data"}}, "skipped"),
+        ("CANCELED", {}, None),
+    ],
+)
+def test_the_exit_task_sends_one_message_on_what_became_of_the_run(open_, tmp_path, monkeypatch, state, parts, event):
+    hook = open_(Hook())
+    monkeypatch.setenv("TRIREME_NOTIFY_0_URL", hook.url)
+    for part, content in parts.items():
+        outcome.note(str(tmp_path), "run-1", part, content)
+    end(tmp_path, state, "it broke", config("webhook").model_copy(update={"run_link": "https://k/"}))
+    assert [body["event"] for body in hook.bodies] == ([event] if event else [])
+    if event == "promoted":
+        assert hook.bodies[0]["version"] == 7
+    if event:
+        assert hook.bodies[0]["link"] == "https://k/#/runs/details/run-1"
+
+
+def test_only_what_is_asked_for_is_told(open_, tmp_path, monkeypatch):
+    hook = open_(Hook())
+    monkeypatch.setenv("TRIREME_NOTIFY_0_URL", hook.url)
+    end(tmp_path, "FAILED", "it broke", config("webhook", on=["promoted"]))
+    assert hook.bodies == []
+
+
+def test_the_first_error_line_of_the_task_that_failed_reaches_the_message(open_, tmp_path, monkeypatch):
+    hook = open_(Hook())
+    monkeypatch.setenv("TRIREME_NOTIFY_0_URL", hook.url)
+    monkeypatch.setenv("TRIREME_RUN", "run-1")
+    with pytest.raises(SystemExit):
+        prepare_data('{"name": 3}', 7, str(tmp_path), "", None)
+    end(tmp_path, "FAILED", "pod failed", config("webhook"))
+    (body,) = hook.bodies
+    assert body["task"] == "prepare-data"
+    assert body["error"].startswith("data.name = 3: must be text")
+
+
+def test_a_run_does_not_fail_because_nobody_can_be_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRIREME_NOTIFY_0_URL", "http://127.0.0.1:9/secret-path")
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    end(tmp_path, "FAILED", "it broke", config("webhook"))
+    assert "secret-path" not in "".join(capsys.readouterr())
+    assert os.path.exists(tmp_path / "outcome")  # noqa: PTH110
