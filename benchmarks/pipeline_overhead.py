@@ -24,6 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from pipelines.config import load_config
 from trainer import tasks
+from trainer.config import GroupConfig
 
 config, root = load_config(Path(sys.argv[1])), Path(sys.argv[2])
 
@@ -38,7 +39,7 @@ examples, model, evaluation, checked, verdict, report, summary, pushed = map(
 )
 registry = str(root / "models")
 tasks.prepare_data(config.data.to_json(), config.seed, str(root), examples)
-tasks.train_model(config.train.to_json(), config.seed, config.name, str(root), examples, model)
+tasks.train_model(config.train.to_json(), GroupConfig().to_json(), config.seed, config.name, str(root), examples, model)
 tasks.evaluate_model(
     config.evaluate.to_json(), config.name, registry, examples, model, evaluation, artifact("m"), artifact("c")
 )
