@@ -1,13 +1,23 @@
 # make demo   the whole pipeline on real data, on this machine
 # make test   the test suite
 # Both make .venv from the hash-pinned lock first. Needs Python 3.11 or 3.12 and nothing else.
+#
+# make image        the container image; VARIANT=cpu leaves CUDA out. Needs a Docker engine
+# make image-test   builds the CPU variant and tries it
+# make audit        known vulnerabilities of what is in the image
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ROOT ?= output
 
-.PHONY: demo test lint schema lock clean
+VARIANT ?= gpu
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+# Of a commit, or of a commit and what was changed since.
+REVISION = $(shell git rev-parse HEAD 2>/dev/null)$(shell git diff --quiet HEAD 2>/dev/null || echo -modified)
+CODE_DIGEST = $(shell $(PYTHON) -c 'from trainer.provenance import source; print(source()["digest"])')
+
+.PHONY: demo test lint schema image image-test audit lock lock-check clean
 
 demo: $(VENV)/installed
 	$(BIN)/trireme run configs/digits.yaml --root $(ROOT)
@@ -15,7 +25,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not image"
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check --fix .
@@ -31,16 +41,47 @@ $(VENV)/installed: requirements/dev.txt pyproject.toml
 	$(BIN)/pip install --quiet --no-input --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
-# Resolves the locks anew from pyproject.toml; they name no index.
-lock:
-	$(PYTHON) -m venv $(VENV)-lock
-	$(VENV)-lock/bin/pip install --quiet uv==0.13.9
-	for extras in cpu gpu dev; do \
-	  $(VENV)-lock/bin/uv pip compile pyproject.toml --extra $$extras --python-version 3.11 \
-	    --python-platform x86_64-manylinux_2_36 --generate-hashes --no-emit-index-url --no-emit-find-links \
-	    --custom-compile-command "make lock" --upgrade --quiet -o requirements/$$extras.txt || exit 1; \
+# The configurations' default image is the variant that was built here last. The lists of what is in it go to dist/.
+image:
+	docker build --build-arg VARIANT=$(VARIANT) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
+	  --build-arg CODE_DIGEST=$(CODE_DIGEST) --tag trireme:$(VERSION)-$(VARIANT) --tag trireme:$(VERSION) .
+	mkdir -p dist
+	for kind in python debian; do \
+	  docker run --rm trireme:$(VERSION)-$(VARIANT) cat /opt/sbom/$$kind.cdx.json \
+	    > dist/trireme-$(VERSION)-$(VARIANT).$$kind.cdx.json || exit 1; \
 	done
-	rm -rf $(VENV)-lock
+
+image-test: $(VENV)/installed
+	$(MAKE) image VARIANT=cpu
+	$(BIN)/python -m pytest -m image
+
+# Asks PyPI's database of vulnerabilities about each pinned package; installs and resolves nothing. Fails where a package
+# is vulnerable, and where the index keeps no such database, as mirrors do.
+audit: $(VENV)-image/installed
+	$(VENV)-image/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements/$(VARIANT).txt
+
+$(VENV)-image/installed: requirements/image.txt
+	$(PYTHON) -m venv $(VENV)-image
+	$(VENV)-image/bin/pip install --quiet --no-input --disable-pip-version-check --require-hashes -r $<
+	touch $@
+
+UV = $(VENV)-lock/bin/uv pip compile --python-version 3.11 --python-platform x86_64-manylinux_2_36 --generate-hashes \
+  --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" --quiet
+
+# Resolves the locks anew from pyproject.toml; they name no index.
+lock: $(VENV)-lock/installed
+	for extra in cpu gpu dev; do \
+	  $(UV) pyproject.toml --extra $$extra --upgrade -o requirements/$$extra.txt || exit 1; \
+	done
+	$(UV) --group pyproject.toml:image --upgrade -o requirements/image.txt
+
+lock-check: $(VENV)-lock/installed
+	@.ci/check-locks $(UV)
+
+$(VENV)-lock/installed: Makefile
+	$(PYTHON) -m venv $(VENV)-lock
+	$(VENV)-lock/bin/pip install --quiet --disable-pip-version-check uv==0.13.9
+	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-image $(VENV)-lock build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

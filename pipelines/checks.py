@@ -26,6 +26,7 @@ def check(config: Config) -> list[Finding]:
         Finding("passed", "configuration", f"{config.name}: every setting is valid and they fit one another"),
         _dataset(config),
         _image(config),
+        _code(config),
     ]
 
 
@@ -60,3 +61,21 @@ def _image(config: Config) -> Finding:
     if tag in ("", "latest"):
         return Finding("failed", "image", f"cluster.image = {image}: names no fixed version; give a tag or a digest")
     return Finding("passed", "image", f"{name} has the tag {tag}")
+
+
+def _code(config: Config) -> Finding:
+    """Whether the image holds this checkout's code, where a Docker engine here has the image."""
+    from trainer.errors import BadInput
+
+    from pipelines.targets.containers import code_remark, connect, image_labels
+
+    image = config.cluster.image
+    try:
+        labels = image_labels(connect(), image)
+    except BadInput as error:
+        return Finding("passed", "code", f"not compared with the image's: {error}")
+    if labels is None:
+        return Finding("passed", "code", f"not compared with the image's: the Docker engine here does not have {image}")
+    if remark := code_remark(labels):
+        return Finding("warning", "code", f"{image} {remark}")
+    return Finding("passed", "code", f"{image} holds the code of this checkout")

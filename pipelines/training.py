@@ -17,8 +17,8 @@ from components.train_model import train_model
 from components.validate_data import validate_data
 from kfp import compiler, dsl
 from trainer.data.schema import read_schema
+from trainer.devices import REQUEST_VARIABLE
 from trainer.errors import BadInput
-from trainer.strategy import NUM_ACCELERATORS_VARIABLE
 
 from pipelines.config import ClusterConfig, Config
 
@@ -166,5 +166,6 @@ def _give_resources(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:
     if cluster.accelerator:
         task.set_accelerator_type(cluster.accelerator.type)
         task.set_accelerator_limit(cluster.accelerator.count)
-        # A GPU image that trains on the CPU all the same is the classic fault: the trainer counts what it sees.
-        task.set_env_variable(NUM_ACCELERATORS_VARIABLE, str(cluster.accelerator.count))
+        if "gpu" in cluster.accelerator.type:
+            # A GPU image that trains on the CPU all the same is the classic fault: the trainer counts what it sees.
+            task.set_env_variable(REQUEST_VARIABLE, str(cluster.accelerator.count))

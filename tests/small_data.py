@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.data.manifest import Feature, Label, Manifest, Shard, Split, write_manifest
+from trainer.data.schema import SCHEMA_FILE, infer_schema
 from trainer.data.statistics import FeatureStatistics, Statistics, ValueCount, write_statistics
 
 CLASS_NAMES = ["nought", "one", "two"]
@@ -62,6 +63,7 @@ def write_dataset(
         splits=splits,
         statistics_sha256=write_statistics(folder, Statistics(splits=statistics)),
     )
+    (folder / SCHEMA_FILE).write_text(infer_schema(manifest, Statistics(splits=statistics)).to_text(), encoding="utf-8")
     return write_manifest(folder, manifest)
 
 

@@ -66,7 +66,7 @@ SYNCHRONISED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [{}, {"cache_bytes": 0}, SYNCHRONISED], ids=["memory", "streamed", "batch norm"])
+@pytest.mark.parametrize("more", [{}, SYNCHRONISED], ids=["memory", "batch norm"])
 def test_two_workers_give_the_weights_of_one_process(examples, tmp_path, more, capfd):
     alone = parse(TrainConfig, EVERYTHING | more)
     together = parse(TrainConfig, EVERYTHING | more | {"strategy": "multi_worker_mirrored"})
@@ -167,6 +167,12 @@ def test_a_group_that_dies_is_started_again_and_ends_with_the_same_weights(examp
 def test_a_fault_of_one_worker_is_reported_under_its_name_and_with_its_words(examples, tmp_path):
     config = parse(TrainConfig, EVERYTHING | {"strategy": "multi_worker_mirrored", "optimizer_args": {"beta": 1}})
     with pytest.raises(BadInput, match=r"worker \d ended with exit code 2: train.optimizer_args"):
+        train_as_group(config, 3, examples, tmp_path / "model", tmp_path / "c", TWO)
+
+
+def test_a_split_that_does_not_fit_into_memory_is_refused(examples, tmp_path):
+    config = parse(TrainConfig, EVERYTHING | {"strategy": "multi_worker_mirrored", "cache_bytes": 0})
+    with pytest.raises(BadInput, match=r"cache_bytes = 0: several workers hold each split in memory, and train has"):
         train_as_group(config, 3, examples, tmp_path / "model", tmp_path / "c", TWO)
 
 

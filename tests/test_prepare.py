@@ -204,6 +204,8 @@ def test_features_of_a_nested_builder_are_chosen_by_their_path(tmp_path):
             for number in range(low, high):
                 person = {"age": number / 2, "town": f"town {number}", "scores": [number] * 3}
                 yield number, {"person": person, "weight": number + 1, "label": number * 10.0}
+            if low == 0:
+                yield "unlabelled", {"person": person, "weight": 1, "label": np.nan}
 
     Nested(data_dir=tmp_path / "tfds").download_and_prepare()
     config = DataConfig(
@@ -214,7 +216,10 @@ def test_features_of_a_nested_builder_are_chosen_by_their_path(tmp_path):
         weight_key="weight",
         kinds={"person/town": "category"},
     )
-    manifest = prepare(config, 7, tmp_path / "examples")
+    with pytest.raises(BadInput, match=r"row \d: the label label is missing"):
+        prepare(config, 7, tmp_path / "examples")
+    manifest = prepare(config.model_copy(update={"on_bad_record": "skip"}), 7, tmp_path / "examples")
+    assert manifest.num_skipped == 1
     assert {name: (feature.kind, feature.shape) for name, feature in manifest.features.items()} == {
         "person_age": ("number", ()),
         "person_town": ("category", ()),

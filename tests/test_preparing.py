@@ -71,6 +71,22 @@ def test_what_was_finished_before_a_failure_is_not_done_again(tmp_path, monkeypa
     assert prepare(settings, 7, tmp_path / "whole").digest == manifest.digest
 
 
+def test_a_part_that_was_damaged_between_two_tries_is_read_again(tmp_path, monkeypatch):
+    table(tmp_path / "t.csv", 40)
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, "FrameWriter", fail)
+        with pytest.raises(OSError, match="No space"):
+            prepare(config(tmp_path / "t.csv"), 7, tmp_path / "out", tmp_path / "store")
+    records = next((tmp_path / "store").glob(".*.work/part-00000.records"))
+    records.write_bytes(bytes(records.stat().st_size))
+    manifest = prepare(config(tmp_path / "t.csv"), 7, tmp_path / "out", tmp_path / "store")
+    assert prepare(config(tmp_path / "t.csv"), 7, tmp_path / "whole").digest == manifest.digest
+
+
 def test_processes_that_share_the_work_write_the_same_bytes_as_one(tmp_path):
     for number in range(5):
         table(tmp_path / "in" / f"{number}.csv", 40)

@@ -44,11 +44,16 @@ def streamed(examples, buffer_examples):
     return StreamFeed(files, TRAIN, parser(manifest), 3, buffer_examples=buffer_examples)
 
 
+def numbers(iterator, steps):
+    """Numbers of so many batches; nobody reads past the end of an epoch."""
+    return [batch[0]["number"].numpy().astype(int).tolist() for batch in itertools.islice(iterator, steps)]
+
+
 def epoch_of(feed, epoch, start=0, batch_size=64):
     """Numbers in the order of an epoch, batch by batch."""
     if feed.streams:
         iterator = feed.iterator(tf.distribute.get_strategy(), batch_size, epoch, start, epoch + 1)
-        return [batch[0]["number"].numpy().astype(int).tolist() for batch in iterator]
+        return numbers(iterator, -(-(TRAIN - start) // batch_size))
     return [
         taken(feed, epoch, low, batch_size)["number"].astype(int).tolist() for low in range(start, TRAIN, batch_size)
     ]
@@ -98,10 +103,7 @@ def test_workers_share_each_batch_exactly_whatever_the_number_of_files(examples,
             context = tf.distribute.InputContext(num_workers, self.worker, num_workers)
             return make(context)
 
-    parts = [
-        [batch[0]["number"].numpy().astype(int).tolist() for batch in feed.iterator(Strategy(worker), 64, 1, 0, 2)]
-        for worker in range(num_workers)
-    ]
+    parts = [numbers(feed.iterator(Strategy(worker), 64, 1, 0, 2), -(-TRAIN // 64)) for worker in range(num_workers)]
     assert [list(itertools.chain(*shares)) for shares in zip(*parts, strict=True)] == whole
 
 

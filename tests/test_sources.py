@@ -167,6 +167,14 @@ def test_a_bad_record_among_good_ones_is_named_by_its_number(tmp_path):
     assert sum(split.num_examples for split in manifest.splits.values()) == 20
 
 
+def test_a_record_with_an_infinite_number_is_a_bad_one(tmp_path):
+    records = [example(number) for number in range(20)]
+    records[3].features.feature["sides"].float_list.value[1] = float("inf")
+    write_records(tmp_path / "a.tfrecord", [record.SerializeToString() for record in records])
+    with pytest.raises(BadInput, match=r"a.tfrecord, row 4: sides is not finite"):
+        prepare(record_config(tmp_path), 7, tmp_path / "out")
+
+
 def test_a_file_of_records_that_ends_too_soon_or_is_empty_is_named(tmp_path):
     file = tmp_path / "a.tfrecord"
     write_records(file, [example(number).SerializeToString() for number in range(20)])

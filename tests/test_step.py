@@ -130,14 +130,17 @@ def test_a_damaged_checkpoint_is_passed_over_and_one_of_another_configuration_re
     config = TrainConfig(model="mlp")
     spec = spec_of(read_manifest(digits_examples), digits_examples)
 
+    spec = spec_of(read_manifest(digits_examples), digits_examples)
+
     def trainer():
         return Trainer(
             build_strategy(config), lambda: build_model(config, spec), config, objective_of(spec, config), 10
         )
 
     writer = Checkpoints(tmp_path, trainer(), {"train.model": "mlp"}, keep=2)
-    for step in (1, 2, 3, 4):
-        writer.save(State(step=step, best_step=1))
+    with writer:
+        for step in (1, 2, 3, 4):
+            writer.save(State(step=step, best_step=1))
     assert sorted(folder.name for folder in tmp_path.iterdir()) == [f"step-{step:08d}" for step in (1, 3, 4)]
     data = next((tmp_path / "step-00000004").glob("*.data-*"))
     data.write_bytes(data.read_bytes()[:-7])

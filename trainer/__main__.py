@@ -12,6 +12,7 @@ Each output folder appears whole or not at all.
 import argparse
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -20,7 +21,15 @@ from typing import Any, TypeVar
 
 from trainer.config import DataConfig, EvaluateConfig, GroupConfig, Section, ServingConfig, TrainConfig, parse
 from trainer.config_file import override, read_config_file
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, TriremeError, WorldFailure
+from trainer.errors import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_PREEMPTED,
+    BadInput,
+    TriremeError,
+    WorldFailure,
+)
 
 S = TypeVar("S", bound=Section)
 
@@ -29,6 +38,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """Runs one step and answers its exit code."""
     arguments = _parser().parse_args(words)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # The first process of a container does not die of SIGTERM by itself. A training takes over once it can save.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_PREEMPTED))
     try:
         arguments.step(arguments)
     except TriremeError as error:

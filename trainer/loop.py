@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from trainer import devices
 from trainer.atomic import aside
 from trainer.checkpoint import Checkpoints, State, identity
 from trainer.cluster import ClusterDescription, configure_collective_timeouts, describe, explain_lost_peer
@@ -86,10 +87,15 @@ def fit(
         # 1. Who trains, then devices, before anything touches TensorFlow; seeds before any weight is drawn.
         manifest = read_manifest(examples)
         check_sizes(config, manifest)
+        check_memory(config, manifest, description)
         strategy = join_group(config, description, group, stop)
         workers = Consensus(strategy, description)
         seed_everything(config, seed)
         check_replicas(config, strategy.num_replicas_in_sync)
+        found = devices.look()
+        devices.check(found, strategy.num_replicas_in_sync // (description.num_workers if description else 1))
+        for line in devices.describe(found):
+            say(line)
 
         # 2. Data and model, tried on one batch.
         run = prepare_run(config, seed, examples, manifest, strategy, workers, clock)
@@ -298,7 +304,9 @@ def _run_epoch(run: Run, saver: Checkpoints, bar: Any, stop: StopSignals) -> Non
         with run.timed("stepping"), pace.measured(num_steps):
             report = run.trainer.train_steps(run.train_feed, iterator, epoch, in_epoch, num_steps, state.skipped_in_row)
         account(run, report, in_epoch, num_steps)
-        if not config.eager:
+        if (
+            not config.eager and run.num_workers == 1
+        ):  # a trace of the chief's alone would give its collectives other keys
             board.graph(lambda: run.trainer.graph(run.train_feed, iterator))
         in_epoch += num_steps
         show(run, report, num_steps, epoch, pace.seconds, bar)
@@ -537,6 +545,19 @@ def check_sizes(config: TrainConfig, manifest: Manifest) -> None:
             raise BadInput("train.early_stopping: there is no validation split to watch; set data.splits.validation")
         if config.keep_best is not None:
             say("there is no validation split: the weights of the last epoch are exported")
+
+
+def check_memory(config: TrainConfig, manifest: Manifest, description: ClusterDescription | None) -> None:
+    """Refuses a streamed split over several workers, which was seen to wait for ever (docs/decisions/train-step.md)."""
+    if description is None or description.num_workers < 2:
+        return
+    for name in ("train", "validation"):
+        split = manifest.splits.get(name)
+        if split is not None and split.num_bytes > config.cache_bytes:
+            raise BadInput(
+                f"train.cache_bytes = {config.cache_bytes:,}: several workers hold each split in memory, and {name} has"
+                f" {split.num_bytes:,} bytes"
+            )
 
 
 def check_replicas(config: TrainConfig, num_replicas: int) -> None:

@@ -83,7 +83,9 @@ def progress(task: str, total: int, unit: str) -> Iterator[Progress]:
 
 def emit_event(**fields: object) -> None:
     """One machine-readable line for the process that watches."""
-    print(EVENT_PREFIX + json.dumps(fields, ensure_ascii=False), flush=True)
+    # One write: `print` makes two of an unbuffered stream, and another thread's line would come between.
+    sys.stdout.write(EVENT_PREFIX + json.dumps(fields, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
 
 
 def say(text: str) -> None:

@@ -11,10 +11,8 @@ from typing import Any
 
 from trainer.cluster import ClusterDescription
 from trainer.config import TrainConfig
+from trainer.devices import REQUEST_VARIABLE
 from trainer.errors import BadInput
-
-NUM_ACCELERATORS_VARIABLE = "TRIREME_NUM_ACCELERATORS"
-"""Set on a cluster's training container: how many accelerators were asked for, and so must be visible."""
 
 
 def build_strategy(
@@ -106,7 +104,7 @@ def split_cpu(num_devices: int) -> None:
 
 def _check_accelerators(name: str, config: TrainConfig, num_gpus: int, environ: Mapping[str, str]) -> None:
     """A GPU image that silently trains on the CPU, or on one of eight, is the classic fault."""
-    asked = environ.get(NUM_ACCELERATORS_VARIABLE, "")
+    asked = environ.get(REQUEST_VARIABLE, "")
     if asked.isdecimal() and name != "tpu" and int(asked) > num_gpus:
         raise BadInput(
             f"cluster.accelerator.count = {asked}: TensorFlow sees {num_gpus} GPU(s); use an image with TensorFlow for"

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import yaml
 from trainer.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -35,7 +36,9 @@ from trainer.storage import is_remote, join, write_json
 from trainer.tasks import RECORDS_FOLDER
 
 from pipelines.config import Config
+from pipelines.targets.containers import Containers
 from pipelines.targets.output import TaskOutput
+from pipelines.targets.processes import Processes
 
 RUN_FILE = "run.json"
 _STATES = {EXIT_DONE: "succeeded", EXIT_INTERRUPTED: "interrupted", EXIT_PREEMPTED: "preempted"}
@@ -59,6 +62,7 @@ class _Run:
     root: Path
     folder: Path
     output: TaskOutput
+    tasks: Containers | Processes
     remote: str | None = None
     started: float = field(default_factory=time.monotonic)
 
@@ -79,11 +83,14 @@ def run(config: Config, root: str | Path, runner: str, display: Any) -> Outcome:
     """
     remote = str(root) if is_remote(root) else None
     root = (Path("output") if remote else Path(root)).expanduser().absolute()
+    tasks = Containers(config, root) if runner == "docker" else Processes()
     folder = _new_run_folder(config, root)
-    work = _Run(config, root, folder, TaskOutput(folder / "logs", display), remote)
+    work = _Run(config, root, folder, TaskOutput(folder / "logs", display), tasks, remote)
+    if tasks.remark:
+        display.said("run", tasks.remark)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # kfp's remarks on images and resources, which mean nothing on this machine
-        failure = _execute(work, runner)
+        failure = _execute(work)
     return _conclude(work, failure)
 
 
@@ -98,7 +105,7 @@ def _new_run_folder(config: Config, root: Path) -> Path:
     return folder
 
 
-def _execute(work: _Run, runner: str) -> BaseException | None:
+def _execute(work: _Run) -> BaseException | None:
     """Runs the pipeline to its end; what stopped it, if anything did."""
     from kfp import components, local
 
@@ -106,64 +113,44 @@ def _execute(work: _Run, runner: str) -> BaseException | None:
 
     package = work.folder / "pipeline.yaml"
     compile_pipeline(work.config, package)
-    pipeline = components.load_component_from_file(str(package))
-    _drop_what_is_for_clusters(pipeline.pipeline_spec)
+    document, *others = yaml.safe_load_all(package.read_text(encoding="utf-8"))
+    _drop_retries(document)
+    work.tasks.adapt(document)
+    pipeline = components.load_component_from_text(yaml.safe_dump_all([document, *others]))
     environment = {
         "TRIREME_EVENTS": "1",
         "TRIREME_RUN_DIR": str(work.folder),
-        "TMPDIR": str(work.folder / "tmp"),  # kfp leaves a folder there for each task
         "PYTHONUNBUFFERED": "1",
     }
     if work.remote:
         environment["TRIREME_RUN_URI"] = join(work.remote, "runs", work.folder.name)
     local.init(
-        _runner(runner, work.root, environment),
+        work.tasks.runner(environment),
         pipeline_root=str(work.folder),
         workspace_root=str(work.folder / "tmp" / "workspace"),
         raise_on_error=True,
     )
-    try:
-        with _environment(environment), _forwarded_sigterm(), contextlib.redirect_stdout(work.output):
-            pipeline(**places_of(work.config, work.remote or str(work.root)))
-    except KeyboardInterrupt as error:
-        return error
-    except Exception as error:
-        return error
-    finally:
-        work.output.close()
-        shutil.rmtree(work.folder / "tmp", ignore_errors=True)
+    # kfp leaves a folder for each task where temporary files go.
+    with _environment(environment | {"TMPDIR": str(work.folder / "tmp")}), _stop_signals(work.tasks) as came:
+        try:
+            with contextlib.redirect_stdout(work.output):
+                pipeline(**places_of(work.config, work.remote or str(work.root)))
+        except KeyboardInterrupt as error:
+            return error
+        except Exception as error:
+            return _Stopped(came[0]) if came else work.tasks.explained(error)
+        finally:
+            work.tasks.end()
+            work.output.close()
+            shutil.rmtree(work.folder / "tmp", ignore_errors=True)
     return None
 
 
-def _runner(name: str, root: Path, environment: dict[str, str]) -> Any:
-    from kfp import local
-
-    if name == "subprocess":
-        return local.SubprocessRunner(use_venv=False)
-    try:
-        import docker
-
-        client = docker.from_env()
-        client.ping()
-        client.close()
-    except Exception as error:
-        raise BadInput(f"--runner docker: no Docker engine answers ({str(error).splitlines()[0]}); start one") from None
-    inside = {key: value for key, value in environment.items() if key != "TMPDIR"}
-    return local.DockerRunner(
-        environment={**inside, "HOME": "/tmp"},  # noqa: S108 - inside the container, whose user has no home there
-        mounts=[docker.types.Mount(str(root), str(root), type="bind")],
-        user=f"{os.getuid()}:{os.getgid()}",
-    )
-
-
-def _drop_what_is_for_clusters(spec: Any) -> None:
-    """On a person's own machine a failing task fails at once, and there may be no accelerators to count."""
-    for executor in spec.deployment_spec["executors"].values():
-        if "env" in executor["container"]:
-            executor["container"]["env"].Clear()
-    for dag in [spec.root.dag, *(component.dag for component in spec.components.values())]:
-        for task in dag.tasks.values():
-            task.ClearField("retry_policy")
+def _drop_retries(document: dict[str, Any]) -> None:
+    """On a person's own machine a failing task fails at once; the pauses between tries are for clusters."""
+    for component in [document["root"], *document["components"].values()]:
+        for task in component.get("dag", {}).get("tasks", {}).values():
+            task.pop("retryPolicy", None)
 
 
 @contextlib.contextmanager
@@ -180,27 +167,31 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[key] = value
 
 
+class _Stopped(KeyboardInterrupt):
+    """A signal ended the run."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
 @contextlib.contextmanager
-def _forwarded_sigterm() -> Iterator[None]:
-    """SIGTERM reaches the running task, whose end then ends the run: a training saves before it goes."""
+def _stop_signals(tasks: Containers | Processes) -> Iterator[list[int]]:
+    """The first signal reaches the running task, whose end then ends the run: a training saves before it goes. The second
+    one, or one between two tasks, ends the run at once. Answers the signals that came."""
+    came: list[int] = []
 
-    def forward(number: int, _: Any) -> None:
-        import psutil
+    def stop(number: int, _: Any) -> None:
+        came.append(number)
+        if len(came) > 1 or not tasks.forward(number):
+            raise _Stopped(number)
 
-        pending = psutil.Process().children()
-        while pending:
-            child = pending.pop()
-            with contextlib.suppress(psutil.Error):
-                if child.name() in ("sh", "dash", "bash"):  # kfp's shell would die and leave the task behind
-                    pending += child.children()
-                else:  # a task tells its own processes, once: a second signal would end them at once
-                    child.send_signal(number)
-
-    before = signal.signal(signal.SIGTERM, forward)
+    before = {number: signal.signal(number, stop) for number in tasks.signals}
     try:
-        yield
+        yield came
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
@@ -213,6 +204,8 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
     again = artifacts.get("pushed_model")
     verdict = _read(again, "verdict.json") or _read(artifacts.get("verdict"), "verdict.json")
     evaluation = _read(again, "evaluation.json") or _read(artifacts.get("evaluation"), "evaluation.json")
+    if failure is None and (silent := _silent(work, records)):  # kfp takes a container that is gone for a success
+        failure = RuntimeError(f"{silent} left no record of success")
     exit_code, message = _explained(work, records, failure)
     document = {
         "run_dir": str(work.folder),
@@ -252,9 +245,11 @@ def _explained(work: _Run, records: dict[str, Any], failure: BaseException | Non
     if failure is None:
         return EXIT_DONE, None
     failed = [record for record in records.values() if record["status"] == "failed"]
-    task = failed[0]["task"] if failed else work.output.task
+    task = failed[0]["task"] if failed else _silent(work, records) or work.output.task
     log = f"\n  log: {work.folder / 'logs' / f'{task}.log'}" if task else ""
-    if isinstance(failure, KeyboardInterrupt):
+    if isinstance(failure, _Stopped) and failure.number == signal.SIGTERM and not failed:
+        return EXIT_PREEMPTED, f"ended by SIGTERM in {task or 'no task'}; run again{log}"
+    if isinstance(failure, KeyboardInterrupt) and getattr(failure, "number", signal.SIGINT) == signal.SIGINT:
         return EXIT_INTERRUPTED, f"interrupted in {task or 'no task'}" + (
             f": {failed[0]['error']}" if failed else ""
         ) + log
@@ -265,6 +260,11 @@ def _explained(work: _Run, records: dict[str, Any], failure: BaseException | Non
     if task:
         return EXIT_FAILED, f"task {task} ended without a word: killed, perhaps for want of memory{log}"
     return EXIT_FAILED, f"the pipeline could not be run: {failure}"
+
+
+def _silent(work: _Run, records: dict[str, Any]) -> str | None:
+    """The first task that ended and left no record."""
+    return next((task for task in work.output.seconds if task not in records), None)
 
 
 def _artifacts(folder: Path) -> dict[str, Path]:

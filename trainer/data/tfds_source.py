@@ -10,7 +10,7 @@ import numpy as np
 
 from trainer.config import DataConfig, suggestion
 from trainer.data.manifest import Feature
-from trainer.data.source import Chunk, Part, plain_names
+from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.errors import BadInput, WorldFailure
 from trainer.progress import say
 
@@ -89,11 +89,38 @@ class TfdsSource:
             return found
 
         batches = dataset.map(pick, num_parallel_calls=2, deterministic=True).batch(_CHUNK).prefetch(4)
+        row = 0
         for batch in batches.as_numpy_iterator():
+            faults = self._faults(batch)
+            bad = [BadRecord(f"{self._config.subject}[{part.place[0]}]", row + place + 1, why) for place, why in faults]
+            row += len(batch[self.label_name])
+            if faults:
+                kept = np.setdiff1d(np.arange(len(batch[self.label_name])), [place for place, _ in faults])
+                batch = {name: values[kept] for name, values in batch.items()}
             weights = batch.pop("\0weight").astype(np.float32) if self._weight_path else None
             labels = batch.pop(self.label_name)
             columns = {name: self._column(name, values) for name, values in batch.items()}
-            yield Chunk(columns, self._labels(labels), weights)
+            yield Chunk(columns, self._labels(labels), weights, bad=bad)
+
+    def _faults(self, batch: dict[str, np.ndarray]) -> list[tuple[int, str]]:
+        """Place in the batch and fault of the examples that cannot be used."""
+        found: dict[int, str] = {}
+        for name, feature in self.features.items():
+            if feature.kind == "number" and batch[name].dtype.kind == "f":
+                infinite = np.isinf(batch[name].reshape(len(batch[name]), -1)).any(axis=1)
+                found |= dict.fromkeys(np.flatnonzero(infinite).tolist(), f"{name} is not finite")
+        label = batch[self.label_name]
+        if label.dtype.kind == "f":
+            found |= dict.fromkeys(
+                np.flatnonzero(~np.isfinite(label)).tolist(), f"the label {self.label_name} is missing"
+            )
+        elif self.class_names is not None:
+            found |= dict.fromkeys(np.flatnonzero(label < 0).tolist(), f"the label {self.label_name} is missing")
+        if self._weight_path:
+            weights = batch["\0weight"].astype(np.float64)
+            unusable = ~(np.isfinite(weights) & (weights >= 0))
+            found |= dict.fromkeys(np.flatnonzero(unusable).tolist(), f"the weight {self.weight_name} is no weight")
+        return sorted(found.items())
 
     def _column(self, name: str, values: np.ndarray) -> Any:
         feature = self.features[name]

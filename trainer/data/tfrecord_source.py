@@ -47,6 +47,8 @@ class TfrecordSource:
         self.label_name = plain[config.label_key]
         self.weight_name = plain[config.weight_key] if config.weight_key else None
         self.features = {name: self._feature(key) for name, key in self._inputs.items()}
+        if config.weight_key and self._spec[config.weight_key].type == "bytes":
+            raise BadInput(f"data.weight_key = {json.dumps(config.weight_key)}: is not a number")
         label = self._spec[config.label_key]
         if label.shape:
             raise BadInput(f"data.record_features.{config.label_key}.shape = {list(label.shape)}: a label is one value")
@@ -131,12 +133,16 @@ class TfrecordSource:
         spec, config = self._spec[key], self._config
         if key == config.label_key:
             return _label(key, raw, spec, self.is_classification), None
+        if key == config.weight_key and not 0 <= raw.item() < math.inf:
+            raise ValueError(f"the weight {key} is {raw.item()}")
         if key in (config.weight_key, config.splits.by):
             return (_text(key, raw) if spec.type == "bytes" else raw.item()), None
         kind = _kind(key, spec, config)
         if kind == "image":
             return self._image(key, raw, spec)
         if kind == "number":
+            if np.isinf(raw).any():
+                raise ValueError(f"{key} is not finite")
             return raw, None
         return (_text(key, raw) if spec.type == "bytes" else str(raw.item())), None
 
@@ -174,6 +180,8 @@ def _kind(key: str, spec: RecordFeature, config: DataConfig) -> Kind:
 
 
 def _label(key: str, raw: Any, spec: RecordFeature, is_class: bool) -> Any:
+    if is_class and raw == b"":
+        raise ValueError(f"the label {key} is missing")
     if is_class:
         return _text(key, raw) if spec.type == "bytes" else f"{raw.item():g}"
     value = float(raw)
