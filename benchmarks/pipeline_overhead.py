@@ -24,6 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from pipelines.config import load_config
 from trainer import tasks
+from trainer.config import GroupConfig
 
 config, root = load_config(Path(sys.argv[1])), Path(sys.argv[2])
 

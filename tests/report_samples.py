@@ -74,10 +74,15 @@ def everything(names=None):
         "version": 3,
         "metrics": {"accuracy": full["metrics"]["accuracy"] - 0.01, "loss": 0.05, "macro_f1": 0.9},
         "per_class": full["per_class"],
+        "changes": {
+            "accuracy": {"gain": 0.01, "low": -0.02, "high": 0.04, "p_value": 0.41},
+            "loss": {"gain": -0.0121, "low": -0.02, "high": -0.004, "p_value": 0.0002},
+        },
     }
+    full["confidence_level"], full["lower_is_better"] = 0.95, ["loss"]
     full["slices"] = [
         {"slice": "country=DE", "num_examples": 50, "metrics": {"accuracy": 0.85, "loss": 0.2}},
-        {"slice": "country=FR", "num_examples": 5, "metrics": {"accuracy": 0.6, "loss": 0.9}},
+        {"slice": "country=FR", "num_examples": 5, "judged": False, "metrics": {"accuracy": 0.6, "loss": 0.9}},
         {"slice": "country=IT", "num_examples": 40, "metrics": {"accuracy": 0.99, "loss": 0.1}},
         {"slice": "country=VA", "num_examples": 0, "metrics": {"accuracy": None, "loss": None}},
     ]

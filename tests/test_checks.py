@@ -22,7 +22,18 @@ def findings(operator: Operator, *words: str) -> dict[str, tuple[str, str]]:
 def test_everything_that_a_run_needs_is_looked_at(operator: Operator, gcs: str) -> None:
     found = findings(operator, "--set", f"cluster.pipeline_root={gcs}/trireme")
     assert {subject: state for subject, (state, _) in found.items() if subject != "dataset"} == dict.fromkeys(
-        ("configuration", "image", "root", "hardware", "server", "pipelines", "experiments", "runs", "schedules"),
+        (
+            "configuration",
+            "image",
+            "code",
+            "root",
+            "hardware",
+            "server",
+            "pipelines",
+            "experiments",
+            "runs",
+            "schedules",
+        ),
         "passed",
     )
     assert found["server"][1] == f"{operator.server.url} answers; version 2.14.0"

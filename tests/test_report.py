@@ -133,8 +133,8 @@ def test_a_verdict_that_is_neither_is_stated_in_its_own_words():
 def test_metrics_stand_beside_the_baseline_with_the_side_each_change_falls_on():
     rows = {row[0]: row[1:4] for row in page(everything()).rows("Metrics on the test split")}
     assert rows["Accuracy"][0].endswith("0.8500 to 0.9500")
-    assert rows["Accuracy"][2] == "▲ +0.0100 better"
-    assert rows["Loss"] == ["0.0621", "0.0500", "▲ +0.0121 worse"]
+    assert rows["Accuracy"][2] == "▲ +0.0100 better−0.0200 to +0.0400, p 0.410"
+    assert rows["Loss"] == ["0.0621", "0.0500", "▲ +0.0121 worse+0.0040 to +0.0200, p < 0.001"]
     assert rows["Macro F1"][2] == "0.0000 same"
     assert rows["ROC AUC"] == ["–", "–", "–"]
 
@@ -356,7 +356,7 @@ def test_headings_tables_and_drawings_have_what_a_screen_reader_needs():
 
 
 OPTIONAL = {
-    "intervals": "Under a value: its interval.",
+    "intervals": "Under a value: its interval",
     "slices": "Slices",
     "pr": "Precision and recall curves",
     "calibration": "Calibration",
@@ -492,3 +492,29 @@ def test_scales_hold_their_values_and_have_ticks(values):
 def test_what_json_brings_back_gives_the_same_page():
     given = [everything(), verdict(), history(), provenance()]
     assert render(*given) == render(*json.loads(json.dumps(given)))
+
+
+def body_of(evaluation):
+    return Page(render(evaluation, verdict(), [], {})).texts("body")[0]
+
+
+def test_a_change_has_its_interval_and_p_value_as_differences_of_the_value():
+    page = body_of(everything())
+    assert "−0.0200 to +0.0400, p 0.410" in page
+    assert "+0.0040 to +0.0200, p < 0.001" in page  # a gain of −0.02 to −0.004 in a loss is a larger loss
+    assert "holds the true value in 95.0" in page
+
+
+def test_a_slice_too_small_to_judge_says_so():
+    assert "5too few to judge" in body_of(everything())
+
+
+def test_a_metric_of_ones_own_is_better_in_its_own_direction():
+    for lower, word in (([], "better"), (["cost"], "worse")):
+        found = {
+            "metrics": {"cost": 5.0},
+            "lower_is_better": lower,
+            "baseline": {"version": 1, "metrics": {"cost": 4.0}},
+        }
+        assert f"+1.0000 {word}" in body_of(found)
+        assert f"+1.0000 {word}" in markdown_summary(found, verdict())
