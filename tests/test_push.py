@@ -38,6 +38,8 @@ class Run:
         return tasks.judge_model(
             self.rules,
             "digits",
+            self.registry,
+            "run",
             self.model,
             a["evaluation"],
             a["serving_check"],
@@ -49,8 +51,8 @@ class Run:
     def push(self):
         a = self.artifacts
         tasks.push_model(
-            PushConfig().to_json(), self.rules, "digits", self.registry, self.examples, self.model, a["evaluation"],
-            a["serving_check"], a["verdict"], a["pushed_model"],
+            PushConfig().to_json(), self.rules, "digits", self.registry, self.registry, "run", self.examples,
+            self.model, a["evaluation"], a["serving_check"], a["verdict"], a["pushed_model"],
         )  # fmt: skip
         return a["pushed_model"].metadata
 

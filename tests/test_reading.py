@@ -95,6 +95,7 @@ def test_workers_share_each_batch_exactly_whatever_the_number_of_files(examples,
 
     class Strategy:
         num_replicas_in_sync = num_workers
+        cluster_resolver = None
 
         def __init__(self, worker):
             self.worker = worker
