@@ -36,7 +36,8 @@ def trireme(*words, **options):
 def started(*words):
     """A run in a session of its own, none of which outlives the block."""
     with subprocess.Popen(
-        [sys.executable, "-m", "pipelines.cli", *map(str, words)],
+        # A shell that runs the tests in the background has them, and all their children, ignore Ctrl-C.
+        ["env", "--default-signal=INT", sys.executable, "-m", "pipelines.cli", *map(str, words)],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -72,6 +72,10 @@ def wait_for_peers(
         rendezvous.wait(report or (lambda _: None))
 
 
+# Who gives up goes on answering for a moment: peers that began a little later would count it among the missing.
+_LINGER_SECS = 0.5
+
+
 class _Rendezvous:
     def __init__(self, description: ClusterDescription, timeout_secs: float) -> None:
         self.description = description
@@ -221,7 +225,9 @@ class _Rendezvous:
                     if self.go and (not self.leads or not self._not_fetched()):
                         return
                 if now >= self.deadline:
-                    raise self._timed_out(waiting)
+                    failure = self._timed_out(waiting)
+                    time.sleep(max(_LINGER_SECS, 3 * self.pause_secs))
+                    raise failure
                 if now >= next_report:
                     report(f"{self.description.name} waits for {'; '.join(waiting)}")
                     next_report = now + _REPORT_EVERY_SECS
