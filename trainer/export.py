@@ -179,7 +179,8 @@ def _write_reference(file: Path, model: Any, manifest: Manifest, reference: Mapp
     outputs = np.asarray(model({name: tf.constant(values) for name, values in reference.items()}, training=False))
     outputs = outputs.astype(np.float64)
     if manifest.task == "classification":
-        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        with np.errstate(invalid="ignore"):  # an answer that is not finite stays so; the checks that follow refuse it
+            powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
         answers = {"probabilities": powers / powers.sum(axis=1, keepdims=True)}
     else:
         answers = {"prediction": outputs[:, 0]}
