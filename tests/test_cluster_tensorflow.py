@@ -57,8 +57,8 @@ def start(folder, addresses, index):
     script.write_text(SYNCHRONOUS)
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
     environ = dict(os.environ, TF_CONFIG=json.dumps(config), TF_CPP_MIN_LOG_LEVEL="2")
-    log = (folder / f"{index}.log").open("w")
-    return subprocess.Popen([sys.executable, str(script), str(folder)], env=environ, stdout=log, stderr=log)
+    with (folder / f"{index}.log").open("w") as log:
+        return subprocess.Popen([sys.executable, str(script), str(folder)], env=environ, stdout=log, stderr=log)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
