@@ -548,7 +548,7 @@ def check_sizes(config: TrainConfig, manifest: Manifest) -> None:
 
 
 def check_memory(config: TrainConfig, manifest: Manifest, description: ClusterDescription | None) -> None:
-    """Refuses a streamed split over several workers, which was seen to wait for ever (docs/decisions/train-step.md)."""
+    """Refuses a streamed split over several workers, which was seen to wait for ever (docs/decisions/0009)."""
     if description is None or description.num_workers < 2:
         return
     for name in ("train", "validation"):
