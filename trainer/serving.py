@@ -9,6 +9,7 @@ configuration, and imports no TensorFlow itself.
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -79,8 +80,11 @@ def _probe(folder: Path, timeout_secs: float) -> str | None:
     script = Path(__file__).with_name("serving_probe.py")
     # Isolated: neither the working directory nor PYTHONPATH, so that the project cannot be found even by chance.
     command = [sys.executable, "-I", str(script), str(folder / "request.json"), str(folder / "reply.json")]
+    environment = {**os.environ, "TF_USE_LEGACY_KERAS": "1"}  # a server has no Keras either, and this loads none
     try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=timeout_secs, check=False)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=timeout_secs, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"took longer than {timeout_secs:g} s (serving.timeout_secs)"
     if done.returncode < 0:
