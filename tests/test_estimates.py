@@ -162,3 +162,21 @@ def test_ones_own_metric_is_moved_as_its_formula_says():
 
 def test_ones_own_metric_that_is_not_a_number_is_not_defined():
     assert estimates.of_function(lambda truth, told: np.nan, np.zeros(3), np.zeros(3)).value is None
+
+
+@pytest.mark.parametrize("decimals", [1, 5], ids=["many ties", "few ties"])
+def test_curves_have_the_points_of_scikit_learn(decimals):
+    from sklearn.metrics import precision_recall_curve, roc_curve
+
+    from trainer.evaluate.curves import curves_of
+
+    random = np.random.default_rng(decimals)
+    for _ in range(20):
+        labels = np.append([0, 1], random.integers(0, 2, random.integers(1, 50)))
+        scores = np.round(random.random(len(labels)), decimals)
+        curves = curves_of(labels, np.stack([1 - scores, scores], axis=1), ["no", "yes"])
+        fpr, tpr, _ = roc_curve(labels == 1, scores, drop_intermediate=False)
+        precision, recall, _ = precision_recall_curve(labels == 1, scores)
+        roc, pr = ({curve["class"]: curve for curve in curves[kind]}["yes"] for kind in ("roc", "pr"))
+        np.testing.assert_allclose((roc["fpr"], roc["tpr"]), (fpr, tpr))
+        np.testing.assert_allclose((pr["recall"], pr["precision"]), (recall[::-1], precision[::-1]))

@@ -22,18 +22,17 @@ def curves_of(labels: np.ndarray, probabilities: np.ndarray, class_names: list[s
         probabilities: [n, classes] float64.
         class_names: Names of the classes.
     """
-    from sklearn.metrics import precision_recall_curve, roc_curve
-
     areas = [ranked_area(labels == index, ranks(scores)).value for index, scores in enumerate(probabilities.T)]
     drawn = sorted((index for index, area in enumerate(areas) if area is not None), key=lambda index: areas[index])
     roc, pr = [], []
     for index in sorted(drawn[:_MOST_CLASSES]):
         positive, scores, name = labels == index, probabilities[:, index], class_names[index]
-        fpr, tpr, _ = roc_curve(positive, scores)
+        true, false, _ = _counts(positive, scores)
+        fpr, tpr = false / false[-1], true / true[-1]
         kept = _thin(len(fpr))
         roc.append({"class": name, "fpr": fpr[kept].tolist(), "tpr": tpr[kept].tolist(), "auc": areas[index]})
-        precision, recall, _ = precision_recall_curve(positive, scores)
-        kept = _thin(len(recall))[::-1]  # from recall 0 on
+        precision, recall = true / np.maximum(true + false, 1), tpr
+        precision[0] = 1.0  # of no answers, none is wrong
         pr.append(
             {
                 "class": name,
@@ -52,15 +51,26 @@ def curves_of(labels: np.ndarray, probabilities: np.ndarray, class_names: list[s
 
 def _micro_roc(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, list[float]]:
     """One curve over all (example, class) pairs, with finite thresholds, for Kubeflow's single ROC plot."""
-    from sklearn.metrics import roc_curve
-
     if probabilities.shape[1] < 2:
         return {"fpr": [], "tpr": [], "thresholds": []}
     positive = labels[:, np.newaxis] == np.arange(probabilities.shape[1])
-    fpr, tpr, thresholds = roc_curve(positive.ravel(), probabilities.ravel())
-    thresholds[0] = max(1.0, thresholds[1])  # scikit-learn begins with infinity, which no metadata store takes
+    true, false, thresholds = _counts(positive.ravel(), probabilities.ravel())
+    fpr, tpr = false / false[-1], true / true[-1]
     kept = _thin(len(fpr))
     return {"fpr": fpr[kept].tolist(), "tpr": tpr[kept].tolist(), "thresholds": thresholds[kept].tolist()}
+
+
+def _counts(positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """True and false answers [k + 1] at each threshold from above all scores down, as scikit-learn counts them.
+
+    Importing scikit-learn for this took longer than everything else that an evaluation of a small split does.
+    """
+    order = np.argsort(-scores, kind="stable")
+    positive, scores = positive[order], scores[order]
+    last = np.append(np.flatnonzero(np.diff(scores)), len(scores) - 1)  # of each run of equal scores
+    true = np.cumsum(positive)[last]
+    thresholds = np.append(max(1.0, scores[0]), scores[last])  # finite, because no metadata store takes infinity
+    return np.append(0, true), np.append(0, last + 1 - true), thresholds
 
 
 def _bins(labels: np.ndarray, probabilities: np.ndarray) -> list[dict[str, Any]]:
