@@ -179,4 +179,10 @@ def _export(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if '"ps"' in os.environ.get("TF_CONFIG", ""):
+        # With parameter servers the coordinator's destructor waits for a lost worker for ever. All is written by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
