@@ -6,14 +6,13 @@ A model is a function `build(spec, **model_args) -> keras.Model`; `trainer.spec`
 import importlib
 import inspect
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 from trainer.applications import PREFIX, find_application
 from trainer.config import TrainConfig
 from trainer.errors import BadInput, reason_of
 from trainer.layers import freeze, synchronize_batch_norm
+from trainer.own_code import own_function
 from trainer.precision import compute_in
 from trainer.spec import ModelSpec
 
@@ -63,18 +62,9 @@ def build_model(config: TrainConfig, spec: ModelSpec) -> Any:
 def _find(name: str) -> Any:
     if name.startswith(PREFIX):
         return find_application(name)
-    module_name, _, function = name.partition(":")
-    if not function:
-        return importlib.import_module(f"trainer.models.{module_name}").build
-    if str(Path.cwd()) not in sys.path:  # a user's module stands beside their configuration
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise BadInput(f"train.model = {json.dumps(name)}: cannot be imported: {error}") from None
-    if not callable(getattr(module, function, None)):
-        raise BadInput(f"train.model = {json.dumps(name)}: {module_name} has no function {function}")
-    return getattr(module, function)
+    if ":" not in name:
+        return importlib.import_module(f"trainer.models.{name}").build
+    return own_function(name, setting="train.model")
 
 
 def _check_contract(name: str, model: Any, spec: ModelSpec) -> None:
