@@ -92,9 +92,8 @@ def _image(config: Config) -> Finding:
 
 def _code(config: Config) -> Finding:
     """Whether the image holds this checkout's code, where a Docker engine here has the image."""
-    from trainer.errors import BadInput
-
     from pipelines.targets.containers import code_remark, connect, image_labels
+    from trainer.errors import BadInput
 
     image = config.cluster.image
     try:
@@ -173,10 +172,9 @@ def _hardware(config: Config) -> Iterator[Finding]:
 
 
 def _schedules(config: Config, now: datetime) -> Iterator[Finding]:
-    from trainer.errors import BadInput
-
     from pipelines.cron import parse_cron, preview, zone_of
     from pipelines.targets.schedules import translated
+    from trainer.errors import BadInput
 
     for name, schedule in config.schedules.items():
         try:

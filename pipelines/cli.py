@@ -7,11 +7,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
-
 from pipelines import commands_check, commands_kubeflow, commands_schedule
 from pipelines.commands_models import add_models_command
 from pipelines.commands_predict import add_predict_command
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
 
 _EXIT_CODES = """\
 exit codes: 0 done, 1 failed, 2 bad input, 3 not blessed (with --fail-unless-blessed),

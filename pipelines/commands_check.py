@@ -5,9 +5,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE
-
 from pipelines.commands_kubeflow import access_flags, connect
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE
 
 
 def register(commands: argparse._SubParsersAction, command: Callable[..., argparse.ArgumentParser]) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
-
 from pipelines.commands_kubeflow import access_flags, connect
+from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
 
 if TYPE_CHECKING:
     from pipelines.config import Config

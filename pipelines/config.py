@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+
+from pipelines import pods
+from pipelines.operation import KubeflowConfig, ScheduleConfig, ScheduleName
+from pipelines.pods import LabelKey, LabelValue, Name, Quantity
 from trainer.config import (
     DataConfig,
     EvaluateConfig,
@@ -30,10 +34,6 @@ from trainer.config import (
 from trainer.config_file import override, read_config_file
 from trainer.errors import BadInput
 from trainer.metric_names import ALL, names_of
-
-from pipelines import pods
-from pipelines.operation import KubeflowConfig, ScheduleConfig, ScheduleName
-from pipelines.pods import LabelKey, LabelValue, Name, Quantity
 
 _Name = text(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and hyphens, at most 63, a letter first")
 
@@ -299,9 +299,8 @@ def load_config_as_of(file: Path, overrides: Sequence[str], as_of: str | None) -
     config = load_config(file, overrides)
     if as_of is None:
         return config
-    from trainer.data.window import last_day
-
     from pipelines.operation import moment
+    from trainer.data.window import last_day
 
     if config.data.window is None:
         raise BadInput(f"--as-of = {as_of}: needs a data.window")

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
-from trainer.config import PositiveInt, Problem, Section, text
-from trainer.errors import BadInput
 
 from pipelines.cron import parse_cron, zone_of
+from trainer.config import PositiveInt, Problem, Section, text
+from trainer.errors import BadInput
 
 _Host = text(
     r"https?://[^\s/?#@]+(/[^\s?#]*)?", "an address such as https://kubeflow.example.org/pipeline, without a password"

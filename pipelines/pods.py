@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
+
 from trainer.config import PositiveInt, Problem, Section, text
 from trainer.devices import REQUEST_VARIABLE
 
 if TYPE_CHECKING:
-    from trainer.config import NotifyConfig
-
     from pipelines.config import ClusterConfig
+    from trainer.config import NotifyConfig
 
 _LABEL = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 Name = text(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", "a Kubernetes name: lower-case letters, digits, hyphens and dots")
@@ -182,6 +182,7 @@ def dress(task: Any, cluster: "ClusterConfig") -> None:
 def give_addresses(task: Any, config: "NotifyConfig") -> None:
     """Gives the exit task the addresses of those it tells, from Kubernetes secrets; without them it still runs."""
     from kfp import kubernetes
+
     from trainer.notify import variable
 
     for index, channel in enumerate(config.channels):

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from kfp import compiler, dsl
+
 from components.check_serving import check_serving
 from components.decide_training import decide_training
 from components.evaluate_model import evaluate_model
@@ -18,14 +20,12 @@ from components.push_model import push_model
 from components.record_outcome import record_outcome
 from components.train_model import train_model
 from components.validate_data import validate_data
-from kfp import compiler, dsl
+from pipelines.config import ClusterConfig, Config
+from pipelines.pods import dress, dress_training, give_addresses, give_run
 from trainer.data.fingerprint import source_of
 from trainer.data.schema import read_schema
 from trainer.errors import BadInput
 from trainer.provenance import source_digest
-
-from pipelines.config import ClusterConfig, Config
-from pipelines.pods import dress, dress_training, give_addresses, give_run
 
 SECTIONS = ("data", "train", "evaluate", "serving", "push", "retrain")
 

@@ -22,9 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from trainer.errors import BadInput, TriremeError, WorldFailure
-
 from pipelines.operation import KubeflowConfig
+from trainer.errors import BadInput, TriremeError, WorldFailure
 
 _IN_CLUSTER_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
 _ATTEMPTS = 6

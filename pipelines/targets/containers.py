@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipelines.config import Config
 from trainer.errors import BadInput
 from trainer.provenance import source
-
-from pipelines.config import Config
 
 RUN_LABEL = "trireme.run"
 CODE_LABEL = "trireme.code.digest"

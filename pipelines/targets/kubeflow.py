@@ -21,12 +21,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pipelines.config import Config
+from pipelines.targets.access import Server
 from trainer import outcome, storage
 from trainer.config import parse_json
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, TriremeError
-
-from pipelines.config import Config
-from pipelines.targets.access import Server
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 IN_FLIGHT = ("PENDING", "RUNNING", "CANCELING", "PAUSED")

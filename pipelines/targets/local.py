@@ -23,6 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
+from pipelines.config import Config
+from pipelines.targets.containers import Containers
+from pipelines.targets.output import TaskOutput
+from pipelines.targets.processes import Processes
 from trainer.errors import (
     EXIT_DONE,
     EXIT_FAILED,
@@ -34,11 +39,6 @@ from trainer.errors import (
 from trainer.provenance import provenance
 from trainer.storage import is_remote, join, write_json
 from trainer.tasks import RECORDS_FOLDER
-
-from pipelines.config import Config
-from pipelines.targets.containers import Containers
-from pipelines.targets.output import TaskOutput
-from pipelines.targets.processes import Processes
 
 RUN_FILE = "run.json"
 _STATES = {EXIT_DONE: "succeeded", EXIT_INTERRUPTED: "interrupted", EXIT_PREEMPTED: "preempted"}

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
-from trainer.errors import BadInput
-
 from pipelines.config import Config
 from pipelines.cron import parse_cron, parse_server_cron, server_cron, zone_of
 from pipelines.operation import ScheduleConfig
 from pipelines.targets import kubeflow
 from pipelines.targets.access import Missing, Server
+from trainer.errors import BadInput
 
 _LABEL = re.compile(r"^trireme: (\{.*\})$", re.MULTILINE)
 _QUIET = timedelta(seconds=90)

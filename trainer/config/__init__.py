@@ -1,0 +1,75 @@
+"""What a person decides: one closed, frozen section per step. Imports no TensorFlow.
+
+A section travels to its component as one JSON string, because a step's inputs are its cache key and because
+Kubeflow Pipelines turns the integers of a dictionary into floats.
+"""
+
+from trainer.config.data import (
+    CheckName,
+    DataConfig,
+    DataWindow,
+    KindName,
+    RecordFeature,
+    SourceName,
+    Splits,
+    ValidateConfig,
+)
+from trainer.config.evaluate import EvaluateConfig, OwnMetric, ServingConfig, Slicing, Threshold
+from trainer.config.release import Channel, Event, NotifyConfig, PushConfig, RetrainConfig
+from trainer.config.section import (
+    OVERRIDDEN,
+    Fraction,
+    PositiveFloat,
+    PositiveInt,
+    Problem,
+    Section,
+    parse,
+    parse_json,
+    suggestion,
+    text,
+)
+from trainer.config.train import (
+    Augmentation,
+    EarlyStopping,
+    GroupConfig,
+    LearningRateSchedule,
+    TrainConfig,
+    WarmStart,
+)
+
+__all__ = [
+    "OVERRIDDEN",
+    "Augmentation",
+    "Channel",
+    "CheckName",
+    "DataConfig",
+    "DataWindow",
+    "EarlyStopping",
+    "EvaluateConfig",
+    "Event",
+    "Fraction",
+    "GroupConfig",
+    "KindName",
+    "LearningRateSchedule",
+    "NotifyConfig",
+    "OwnMetric",
+    "PositiveFloat",
+    "PositiveInt",
+    "Problem",
+    "PushConfig",
+    "RecordFeature",
+    "RetrainConfig",
+    "Section",
+    "ServingConfig",
+    "Slicing",
+    "SourceName",
+    "Splits",
+    "Threshold",
+    "TrainConfig",
+    "ValidateConfig",
+    "WarmStart",
+    "parse",
+    "parse_json",
+    "suggestion",
+    "text",
+]
