@@ -61,7 +61,8 @@ def build_pipeline(config: Config) -> Any:
         with dsl.ExitHandler(outcome), contextlib.ExitStack() as stack:
             found = ""
             if source_of(config.data) is not None:
-                fingerprinted = fingerprint_data(data=data)
+                # Servers that do not know it leave the placeholder as it is, or empty: then the window ends when this begins.
+                fingerprinted = fingerprint_data(data=data, scheduled=dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER)
                 others.append(fingerprinted)
                 retried.append(fingerprinted)
                 found = fingerprinted.output

@@ -85,12 +85,15 @@ def prepare_data(data: str, seed: int, root: str, source: str, examples: Any) ->
 
 
 @_task("fingerprint-data")
-def fingerprint_data(data: str) -> str:
-    """Data section → the last day of its window and a digest of its files, as JSON: what the preparation depends on."""
-    from trainer.data.fingerprint import fingerprint, source_of
-    from trainer.data.window import settled
+def fingerprint_data(data: str, scheduled: str) -> str:
+    """Data section → the last day of its window and a digest of its files, as JSON: what the preparation depends on.
 
-    config = settled(parse_json(DataConfig, data, path="data"), datetime.now(UTC))
+    `scheduled` is the moment for which the run was scheduled, where the server knows it; else the window ends now.
+    """
+    from trainer.data.fingerprint import fingerprint, source_of
+    from trainer.data.window import moment_of, settled
+
+    config = settled(parse_json(DataConfig, data, path="data"), moment_of(scheduled) or datetime.now(UTC))
     until = config.window.until if config.window else None
     found = {"until": until, "digest": fingerprint(source_of(config) or "", config.window)}
     say(f"{config.subject}: {found['digest'][:23]}" + (f", {config.window.days} days until {until}" if until else ""))

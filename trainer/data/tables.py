@@ -20,6 +20,7 @@ from trainer.data.manifest import Feature, Kind
 from trainer.data.pictures import BadImage, decode
 from trainer.data.rows import Row, column_names, num_groups, read_rows
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
+from trainer.data.window import Days
 from trainer.errors import BadInput
 from trainer.progress import say
 
@@ -45,7 +46,7 @@ class TableSource:
 
     def __init__(self, config: DataConfig, local: Path | None) -> None:
         self._config, self._form = config, config.source
-        self._files = find_files(config, local)
+        self._files, self._days = find_files(config, local), Days(config)
         self._missing = frozenset(config.missing_values if config.source in ("csv", "tsv") else ())
         sampled, known = self._first_columns()
         self._choose(known)
@@ -59,8 +60,8 @@ class TableSource:
         self.parts = list(self._cut())
 
     def identity(self) -> dict[str, Any]:
-        """Name and digest of every file."""
-        return {**self.description(), "files": content_identity(self._files)}
+        """Name and digest of every file, and the days of the rows."""
+        return {**self.description(), "files": content_identity(self._files), **self._days.identity()}
 
     def description(self) -> dict[str, str | int | None]:
         """Kind and names, for the manifest."""
@@ -78,11 +79,14 @@ class TableSource:
         kept: list[list[Any]] = []
         sizes: dict[str, list[str]] = {name: [] for name, f in self.features.items() if f.kind == "image"}
         bad = []
+        day = self._columns.index(self._days.column) if self._days.column else None
         for row in rows:
             if row.fault is not None:
                 bad.append(BadRecord(file.name, row.number, row.fault))
                 continue
             try:
+                if day is not None and not self._days.wants(row.values[day]):
+                    continue
                 values, own_sizes = self._values(file, row.values)
             except (BadImage, ValueError) as error:
                 bad.append(BadRecord(file.name, row.number, str(error)))
@@ -120,6 +124,8 @@ class TableSource:
                 if value is None:
                     raise ValueError(f"{key}, which decides the split, is missing")
                 found.append(_text(key, value))
+            elif key == self._days.column and key not in self._kinds:
+                found.append(None)
             elif self._kinds[key] == "number":
                 found.append(_number(key, value))
             elif self._kinds[key] == "image":
@@ -164,12 +170,14 @@ class TableSource:
 
     def _choose(self, known: list[str]) -> None:
         config = self._config
-        others = [key for key in (config.label_key, config.weight_key, config.splits.by) if key is not None]
+        day = self._days.column
+        others = [key for key in (config.label_key, config.weight_key, config.splits.by, day) if key is not None]
         inputs = config.input_keys if config.input_keys is not None else [key for key in known if key not in others]
         for setting, keys in (
             ("label_key", [config.label_key]),
             ("weight_key", [config.weight_key]),
             ("splits.by", [config.splits.by]),
+            ("window.column", [day]),
             ("input_keys", inputs),
         ):
             for key in keys:
@@ -259,7 +267,8 @@ class TableSource:
             if not groups:
                 yield Part(file.split, [place, None], 0, size)
             for group, num_rows in enumerate(groups):
-                yield Part(file.split, [place, group], num_rows, size // len(groups))
+                wanted = None if self._days.column else num_rows  # of some rows the day is known once they are read
+                yield Part(file.split, [place, group], wanted, size // len(groups))
 
 
 def _nearly_all(some: list[Any], of: list[Any]) -> bool:

@@ -15,6 +15,7 @@ from trainer.data.manifest import Feature, Kind
 from trainer.data.pictures import BadImage, decode
 from trainer.data.records import ExampleReader
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
+from trainer.data.window import Days
 from trainer.errors import BadInput
 
 _CHUNK = 256
@@ -35,8 +36,8 @@ class TfrecordSource:
 
     def __init__(self, config: DataConfig, local: Path | None) -> None:
         self._config, self._spec = config, config.record_features
-        self._files = find_files(config, local)
-        others = {config.label_key, config.weight_key, config.splits.by}
+        self._files, self._days = find_files(config, local), Days(config)
+        others = {config.label_key, config.weight_key, config.splits.by, self._days.column}
         inputs = config.input_keys or [name for name in self._spec if name not in others]
         if not inputs:
             raise BadInput("data.record_features: holds nothing but the label; an input is needed")
@@ -63,8 +64,8 @@ class TfrecordSource:
         ]
 
     def identity(self) -> dict[str, Any]:
-        """Name and digest of every file."""
-        return {**self.description(), "files": content_identity(self._files)}
+        """Name and digest of every file, and the days of the records."""
+        return {**self.description(), "files": content_identity(self._files), **self._days.identity()}
 
     def description(self) -> dict[str, str | int | None]:
         """Kind and names, for the manifest."""
@@ -73,7 +74,7 @@ class TfrecordSource:
     def read(self, part: Part) -> Iterator[Chunk]:
         """The records of a file, as values."""
         file = self._files[part.place[0]]
-        self._reader = ExampleReader(self._used)
+        self._reader = ExampleReader([*self._used, *([self._days.column] if self._days.column else [])])
         rows: list[tuple[int, bytes]] = []
         number = 0
         damage = None
@@ -97,10 +98,14 @@ class TfrecordSource:
         values: dict[str, list[Any]] = {key: [] for key in self._used}
         sizes: dict[str, list[str]] = {name: [] for name, f in self.features.items() if f.kind == "image"}
         bad = []
-        read = self._reader
+        read, day = self._reader, self._days.column
         for number, record in rows:
             try:
                 example = read(record)
+                if day is not None:
+                    raw = self._raw(day, example.get(day, []))
+                    if not self._days.wants(raw if isinstance(raw, bytes) else raw.item()):
+                        continue
                 found = {key: self._value(key, self._raw(key, example.get(key, []))) for key in self._used}
             except ValueError as error:
                 bad.append(BadRecord(name, number, str(error)))
