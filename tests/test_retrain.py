@@ -136,7 +136,7 @@ def test_a_fingerprint_changes_with_names_sizes_and_content_and_with_nothing_els
     os.utime(tmp_path / "a" / "1.csv", (1, 1))
     whole, tables = fingerprint(str(tmp_path / "a")), fingerprint(f"{tmp_path}/a/*.csv")
     config = DataConfig(source="csv", path=f"{tmp_path}/a", label_key="x", splits=SHARES)
-    assert json.loads(fingerprint_data.python_func(config.to_json(), "")) == {"until": None, "digest": whole}
+    assert json.loads(fingerprint_data.python_func(config.to_json(), "", "", "")) == {"until": None, "digest": whole}
     assert fingerprint(f"{tmp_path}/a/") == whole
     (tmp_path / "a" / "2.txt").write_text("changed")
     assert fingerprint(str(tmp_path / "a")) != whole

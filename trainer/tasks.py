@@ -5,6 +5,7 @@ without Kubeflow. Imports of TensorFlow stay inside the functions: only the task
 """
 
 import functools
+import inspect
 import json
 import os
 import sys
@@ -30,7 +31,7 @@ from trainer.config import (
     parse_json,
 )
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError, WorldFailure
-from trainer.outcome import note, read
+from trainer.outcome import note, read, withdraw_failure
 from trainer.progress import say
 from trainer.registry import Conflict, Registry
 
@@ -38,13 +39,17 @@ RECORDS_FOLDER = "tasks"
 
 
 def _task(name: str) -> Callable:
-    """Ends a task with one clear sentence and the right exit code, and leaves a record for whoever watches."""
+    """Ends a task with one clear sentence and the right exit code, and leaves a record for whoever watches.
+
+    A task whose work needs neither the root nor the run is told both as `noted_in`, so that the exit task learns why it failed.
+    """
 
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def task(*args: Any, noted_in: tuple[str, str] | None = None, **kwargs: Any) -> Any:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its notes on CPU instructions hide our lines
             started = time.monotonic()
+            root, run = noted_in or _place(function, args, kwargs)
             new = [one for one in args if hasattr(one, "path") and not Path(one.path).exists()]
             try:
                 result = function(*args, **kwargs)
@@ -52,14 +57,17 @@ def _task(name: str) -> Callable:
             except BaseException as error:
                 code, message = _explained(error)
                 _record(name, {"status": "failed", "exit_code": code, "error": message}, started)
-                _note_failure(name, function, args, kwargs, code, message)
+                if root and run:
+                    note(root, run, "failure", {"task": name, "error": message.splitlines()[0], "exit_code": code})
                 traceback.print_exc()
                 print(f"{name}: {message}", file=sys.stderr, flush=True)
                 sys.exit(code)
             _record(name, {"status": "succeeded", "exit_code": 0}, started)
+            if root and run:
+                withdraw_failure(root, run, name)
             return result
 
-        return run
+        return task
 
     return decorate
 
@@ -429,17 +437,13 @@ def _notify(config: NotifyConfig, ended: dict[str, Any], root: str, run: str) ->
         say(sentence)
 
 
-def _note_failure(name: str, function: Callable, args: tuple, kwargs: dict, code: int, message: str) -> None:
-    """Leaves the first error line for the exit task, where the task knows its root and its run."""
-    import inspect
-
+def _place(function: Callable, args: tuple, kwargs: dict) -> tuple[str | None, str | None]:
+    """Root and run that a task was given, as far as it was."""
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
-        return
-    run = given.get("run") or os.environ.get("TRIREME_RUN")
-    if run and given.get("root"):
-        note(given["root"], run, "failure", {"task": name, "error": message.splitlines()[0], "exit_code": code})
+        return None, None
+    return given.get("root"), given.get("run") or os.environ.get("TRIREME_RUN")
 
 
 def _measured(config: EvaluateConfig, champions: Registry, examples: Path, model: Path) -> dict[str, Any]:
