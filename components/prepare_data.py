@@ -6,7 +6,7 @@ from kfp.dsl import Dataset, Output
 
 @dsl.component(base_image="trireme", install_kfp_package=False)
 def prepare_data(data: str, seed: int, root: str, code: str, source: str, examples: Output[Dataset]):
-    """Prepares the dataset that the data section describes. `code` is only a part of the cache's key."""
+    """Prepares the dataset that the data section describes."""
     from trainer import tasks
 
-    tasks.prepare_data(data, seed, root, source, examples)
+    tasks.prepare_data(data, seed, root, source, examples, code)

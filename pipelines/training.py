@@ -63,7 +63,7 @@ def build_pipeline(config: Config) -> Any:
             if source_of(config.data) is not None:
                 # Servers that do not know it leave the placeholder as it is, or empty: then the window ends when this begins.
                 moment = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER
-                fingerprinted = fingerprint_data(data=data, scheduled=moment, root=root, run=run)
+                fingerprinted = fingerprint_data(data=data, seed=seed, root=root, code=code, run=run, scheduled=moment)
                 others.append(fingerprinted)
                 retried.append(fingerprinted)
                 found = fingerprinted.output

@@ -232,7 +232,7 @@ def test_the_first_error_line_of_the_task_that_failed_reaches_the_message(open_,
         (evaluate_model, ["{}", "tiny", "registry", "ROOT", "run-1", *[None] * 5]),
         (check_serving, ["{}", "ROOT", "run-1", None, None]),
         (validate_data, ["{", "", "tiny", "registry", "ROOT", "run-1", None, None, None]),
-        (fingerprint_data, ['{"days": 3}', "", "ROOT", "run-1"]),
+        (fingerprint_data, ['{"days": 3}', 7, "ROOT", "code", "run-1", ""]),
         (decide_training, ["[]", "tiny", "registry", "ROOT", "run-1", None, None]),
     ],
 )
@@ -250,10 +250,10 @@ def test_a_failure_that_a_later_try_of_the_task_mended_is_not_told(tmp_path):
             "splits": {"train": "80%", "validation": "10%", "test": "10%"}}  # fmt: skip
     root = str(tmp_path / "root")
     with pytest.raises(SystemExit):
-        fingerprint_data.python_func("{", "", root, "run-1")
+        fingerprint_data.python_func("{", 7, root, "code", "run-1", "")
     outcome.withdraw_failure(root, "run-1", "train-model")  # another task's success takes nothing back
     assert outcome.read(root, "run-1")["failure"]["task"] == "fingerprint-data"
-    fingerprint_data.python_func(json.dumps(data), "", root, "run-1")
+    fingerprint_data.python_func(json.dumps(data), 7, root, "code", "run-1", "")
     assert "failure" not in outcome.read(root, "run-1")
 
 

@@ -77,7 +77,7 @@ def test_a_window_is_so_many_days_in_a_row_and_none_that_is_still_arriving(days,
 
 def prepared(daily: dict, tmp_path: Path, name: str, **window):
     config = section(daily, **window).to_json()
-    found = fingerprint_data.python_func(config, "", "", "")
+    found = fingerprint_data.python_func(config, 7, "/nowhere", "code", "", "")
     examples = dsl.Dataset(uri=str(tmp_path / name))
     prepare_data.python_func(config, 7, str(tmp_path / "root"), "code", found, examples)
     return json.loads(found), read_manifest(Path(examples.path))
@@ -104,7 +104,7 @@ def test_the_window_is_settled_in_the_first_task_and_kept_by_the_next(daily, tmp
 
     monkeypatch.setattr(tasks, "datetime", Clock)
     config = section(daily, days=2).to_json()
-    found = fingerprint_data.python_func(config, "", "", "")
+    found = fingerprint_data.python_func(config, 7, "/nowhere", "code", "", "")
     assert json.loads(found)["until"] == "2027-01-05"
     Clock.moment = at("2027-01-08T00:30:00Z")  # the next task begins days later, and means the same days
     examples = dsl.Dataset(uri=str(tmp_path / "examples"))
@@ -270,9 +270,9 @@ def test_a_row_without_a_day_is_a_bad_record_and_a_window_without_rows_is_refuse
 @pytest.mark.parametrize("unknown", ["", "{{$.pipeline_job_schedule_time_utc}}", "0001-01-01T00:00:00Z", "2027-01-04"])
 def test_the_window_ends_before_the_moment_a_run_was_scheduled_for_where_the_server_tells_it(daily, unknown):
     config = section(daily, days=2).to_json()
-    found = json.loads(fingerprint_data.python_func(config, "2027-01-05T03:00:00Z", "", ""))
+    found = json.loads(fingerprint_data.python_func(config, 7, "/nowhere", "code", "", "2027-01-05T03:00:00Z"))
     assert found["until"] == "2027-01-04"
-    now = json.loads(fingerprint_data.python_func(config, unknown, "", ""))
+    now = json.loads(fingerprint_data.python_func(config, 7, "/nowhere", "code", "", unknown))
     assert now["until"] >= "2026"
     assert now["until"] != found["until"]
 

@@ -73,15 +73,18 @@ def _task(name: str) -> Callable:
 
 
 @_task("prepare-data")
-def prepare_data(data: str, seed: int, root: str, source: str, examples: Any) -> None:
+def prepare_data(data: str, seed: int, root: str, source: str, examples: Any, code: str = "") -> None:
     """Data section, and what `fingerprint_data` found (empty where it did not run) → prepared dataset in `examples.path`."""
+    from trainer.cached import key_of, remember
     from trainer.data.prepare import prepare
 
     config = parse_json(DataConfig, data, path="data")
     if ":" not in config.name or config.name.rpartition(":")[2][:1].isdigit():  # not a person's own builder
         _leave_keras_out()
-    if source and config.window is not None:
-        window = config.window.model_copy(update={"until": json.loads(source)["until"]})
+    found = json.loads(source) if source else {}
+    again = found.pop("again", "")
+    if found and config.window is not None:
+        window = config.window.model_copy(update={"until": found["until"]})
         config = config.model_copy(update={"window": window})
     manifest = prepare(config, seed, Path(examples.path), storage.join(root, "prepared"))
     examples.metadata.update(
@@ -90,14 +93,18 @@ def prepare_data(data: str, seed: int, root: str, source: str, examples: Any) ->
         num_classes=len(manifest.class_names),
         **{f"num_{name}_examples": split.num_examples for name, split in manifest.splits.items()},
     )
+    if found:
+        remember(root, key_of(data, seed, code, found), examples.uri, again)
 
 
 @_task("fingerprint-data")
-def fingerprint_data(data: str, scheduled: str) -> str:
+def fingerprint_data(data: str, seed: int, root: str, code: str, run: str, scheduled: str) -> str:
     """Data section → the last day of its window and a digest of its files, as JSON: what the preparation depends on.
 
-    `scheduled` is the moment for which the run was scheduled, where the server knows it; else the window ends now.
+    `scheduled` is the moment for which the run was scheduled, where the server knows it; else the window ends now. Where
+    the cache would answer with prepared data that was deleted, `again` is another than the last time, and it does not.
     """
+    from trainer.cached import again, key_of
     from trainer.data.fingerprint import fingerprint, source_of
     from trainer.data.window import moment_of, settled
 
@@ -105,7 +112,7 @@ def fingerprint_data(data: str, scheduled: str) -> str:
     until = config.window.until if config.window else None
     found = {"until": until, "digest": fingerprint(source_of(config) or "", config.window)}
     say(f"{config.subject}: {found['digest'][:23]}" + (f", {config.window.days} days until {until}" if until else ""))
-    return json.dumps(found)
+    return json.dumps(found | ({"again": anew} if (anew := again(root, key_of(data, seed, code, found), run)) else {}))
 
 
 @_task("decide-training")
