@@ -127,7 +127,7 @@ class DataConfig(Section):
     shard_bytes: PositiveInt = 64 * 1024**2
     """About how large one file of the prepared dataset becomes."""
     min_shards: PositiveInt = 1
-    """Fewest files a split is written to, so that as many workers can each take their own."""
+    """Fewest files a split is written to. A training takes any number; other readers may want one for each worker."""
 
     @property
     def subject(self) -> str:
