@@ -4,6 +4,7 @@ import argparse
 import json
 from typing import Any
 
+from pipelines.flags import EXIT_CODES, count
 from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
 
 _SHOWN_METRICS = 3
@@ -16,7 +17,13 @@ def add_models_command(commands: argparse._SubParsersAction) -> None:
     actions = models.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def action(name: str, function: Any, summary: str) -> argparse.ArgumentParser:
-        added = actions.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        added = actions.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog=EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         added.add_argument("--registry", default="output/models", metavar="URI",
                            help="folder or gs:// prefix of the registry (default: %(default)s)")  # fmt: skip
         added.set_defaults(command=function)
@@ -29,19 +36,19 @@ def add_models_command(commands: argparse._SubParsersAction) -> None:
     listed.add_argument("name", nargs="?", metavar="NAME", help="the model; without it all models are listed")
     json_flag(listed)
     shown = action("show", _show, "show what is on record of a version")
-    shown.add_argument("name", metavar="NAME")
-    shown.add_argument("version", nargs="?", type=int, metavar="VERSION", help="default: the champion")
+    shown.add_argument("name", metavar="NAME", help="the model")
+    shown.add_argument("version", nargs="?", type=count, metavar="VERSION", help="default: the champion")
     json_flag(shown)
     promoted = action("promote", _promote, "make a version the champion, whatever its verdict; this is put on record")
-    promoted.add_argument("name", metavar="NAME")
-    promoted.add_argument("version", type=int, metavar="VERSION")
+    promoted.add_argument("name", metavar="NAME", help="the model")
+    promoted.add_argument("version", type=count, metavar="VERSION", help="number, as `models list NAME` has it")
     promoted.add_argument("--reason", required=True, metavar="TEXT", help="why; goes on record")
     rolled = action("rollback", _rollback, "make the champion before this one champion again; this is put on record")
-    rolled.add_argument("name", metavar="NAME")
+    rolled.add_argument("name", metavar="NAME", help="the model")
     rolled.add_argument("--reason", required=True, metavar="TEXT", help="why; goes on record")
     verified = action("verify", _verify, "read every file again and compare it with its recorded digest")
-    verified.add_argument("name", metavar="NAME")
-    verified.add_argument("version", nargs="?", type=int, metavar="VERSION", help="default: all versions")
+    verified.add_argument("name", metavar="NAME", help="the model")
+    verified.add_argument("version", nargs="?", type=count, metavar="VERSION", help="default: all versions")
 
 
 def _registry(arguments: argparse.Namespace) -> Any:
