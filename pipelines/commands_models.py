@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
 from pipelines.flags import EXIT_CODES, count
@@ -56,10 +57,21 @@ def _registry(arguments: argparse.Namespace) -> Any:
     from trainer import storage
     from trainer.registry import Registry
 
+    _check_place(arguments.registry)
     if arguments.name not in (names := storage.list_folders(arguments.registry)):
         known = ", ".join(sorted(names)) or "none"
         raise BadInput(f"{arguments.registry}: has no model {arguments.name} (there are: {known})")
     return Registry(arguments.registry, arguments.name)
+
+
+def _check_place(registry: str) -> None:
+    """A registry on this machine that is not there is a mistake too, and so is a file."""
+    from trainer import storage
+
+    if not storage.is_remote(registry) and not Path(registry).is_dir():
+        raise BadInput(
+            f"--registry = {registry}: {'is a file' if Path(registry).exists() else 'there is no such folder'}"
+        )
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -67,6 +79,7 @@ def _list(arguments: argparse.Namespace) -> int:
     from trainer.registry import Registry
 
     if arguments.name is None:
+        _check_place(arguments.registry)
         rows = []
         for name in sorted(storage.list_folders(arguments.registry)):
             champion = Registry(arguments.registry, name).champion()
@@ -75,6 +88,8 @@ def _list(arguments: argparse.Namespace) -> int:
             print(json.dumps(rows, ensure_ascii=False))
         for row in () if arguments.json else rows:
             print(f"{row['name']:<24}champion {row['champion'] or '–'}")
+        if not rows and not arguments.json:
+            print(f"{arguments.registry} holds no models")
         return EXIT_DONE
     models = _registry(arguments)
     champion = models.champion()

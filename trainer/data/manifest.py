@@ -139,7 +139,11 @@ def read_manifest(folder: Path) -> Manifest:
     file = folder / FILE_NAME
     if not file.is_file():
         raise BadInput(f"{folder}: holds no {FILE_NAME}, so it is not a prepared dataset")
-    manifest = parse_json(Manifest, file.read_text(encoding="utf-8"), path=str(file))
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise BadInput(f"{file}: was altered (it is not UTF-8)") from None
+    manifest = parse_json(Manifest, text, path=str(file))
     if manifest.digest != manifest.content_digest():
         raise BadInput(f"{file}: was altered (its digest is {manifest.content_digest()}, it says {manifest.digest})")
     return manifest
