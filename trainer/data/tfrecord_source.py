@@ -12,13 +12,13 @@ from trainer.config import DataConfig, RecordFeature
 from trainer.data.files import content_identity, describe_files, find_files
 from trainer.data.frames import DamagedFile, read_frames
 from trainer.data.manifest import Feature, Kind
-from trainer.data.pictures import BadImage, decode
+from trainer.data.pictures import decode_columns
 from trainer.data.records import ExampleReader
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.data.window import Days
 from trainer.errors import BadInput
 
-_CHUNK = 256
+_CHUNK = 128
 
 
 class TfrecordSource:
@@ -95,8 +95,7 @@ class TfrecordSource:
 
     def _chunk(self, name: str, rows: list[tuple[int, bytes]]) -> Chunk:
         """Turns records into columns, leaving out those that have a value that is bad."""
-        values: dict[str, list[Any]] = {key: [] for key in self._used}
-        sizes: dict[str, list[str]] = {name: [] for name, f in self.features.items() if f.kind == "image"}
+        kept: list[tuple[int, dict[str, Any]]] = []
         bad = []
         read, day = self._reader, self._days.column
         for number, record in rows:
@@ -110,18 +109,26 @@ class TfrecordSource:
             except ValueError as error:
                 bad.append(BadRecord(name, number, str(error)))
                 continue
-            for key, (value, size) in found.items():
-                values[key].append(value)
-                if size is not None:
-                    sizes[self._names[key]].append(size)
+            kept.append((number, found))
+        numbers = [number for number, _ in kept]
+        values = {key: [found[key] for _, found in kept] for key in self._used}
+        shapes = {key: self.features[name].shape for key, name in self._names.items() if self._is_image(name)}
+        sizes = {key: [f"{shape[0]}×{shape[1]}"] * len(kept) for key, shape in shapes.items()}
+        encoded = {key: values[key] for key in shapes if self._spec[key].encoded}
+        if encoded and kept:
+            pixels, found_sizes, faults = decode_columns(encoded, shapes, resize=True)
+            bad += [BadRecord(name, numbers[row], fault) for row, fault in faults.items()]
+            rows = [row for row in range(len(kept)) if row not in faults]
+            values = {key: [listed[row] for row in rows] for key, listed in (values | pixels).items()}
+            sizes = {key: [listed[row] for row in rows] for key, listed in (sizes | found_sizes).items()}
         config = self._config
         return Chunk(
             {name: _packed(values[key], self.features[name].kind) for name, key in self._inputs.items()},
             values[config.label_key],
             values[config.weight_key] if config.weight_key else None,
             [str(value) for value in values[config.splits.by]] if config.splits.by else None,
-            sizes,
-            bad,
+            {self._names[key]: listed for key, listed in sizes.items()},
+            sorted(bad, key=lambda record: record.row),
         )
 
     def _raw(self, key: str, listed: list[Any]) -> Any:
@@ -134,31 +141,34 @@ class TfrecordSource:
             raise ValueError(f"{key} should hold {wanted} of {spec.type}, and holds {have}")
         return listed[0] if spec.type == "bytes" else np.array(listed).reshape(spec.shape)
 
-    def _value(self, key: str, raw: Any) -> tuple[Any, str | None]:
+    def _is_image(self, name: str) -> bool:
+        return self.features[name].kind == "image"
+
+    def _value(self, key: str, raw: Any) -> Any:
         spec, config = self._spec[key], self._config
         if key == config.label_key:
-            return _label(key, raw, spec, self.is_classification), None
+            return _label(key, raw, spec, self.is_classification)
         if key == config.weight_key and not 0 <= raw.item() < math.inf:
             raise ValueError(f"the weight {key} is {raw.item()}")
         if key in (config.weight_key, config.splits.by):
-            return (_text(key, raw) if spec.type == "bytes" else raw.item()), None
+            return _text(key, raw) if spec.type == "bytes" else raw.item()
         kind = _kind(key, spec, config)
         if kind == "image":
             return self._image(key, raw, spec)
         if kind == "number":
             if np.isinf(raw).any():
                 raise ValueError(f"{key} is not finite")
-            return raw, None
-        return (_text(key, raw) if spec.type == "bytes" else str(raw.item())), None
+            return raw
+        return _text(key, raw) if spec.type == "bytes" else str(raw.item())
 
-    def _image(self, key: str, raw: bytes, spec: RecordFeature) -> tuple[np.ndarray, str]:
-        shape = self.features[self._names[key]].shape
+    def _image(self, key: str, raw: bytes, spec: RecordFeature) -> Any:
+        """Pixels, or the file as it is: files are decoded many at a time."""
         if spec.encoded:
-            pixels, before = decode(raw, self._config.image_size or shape[:2], shape[-1])
-            return pixels, f"{before[0]}×{before[1]}"
+            return raw
+        shape = self.features[self._names[key]].shape
         if len(raw) != math.prod(shape):
-            raise BadImage(f"{key} has {len(raw)} bytes, and {list(shape)} needs {math.prod(shape)}")
-        return np.frombuffer(raw, np.uint8).reshape(shape), f"{shape[0]}×{shape[1]}"
+            raise ValueError(f"{key} has {len(raw)} bytes, and {list(shape)} needs {math.prod(shape)}")
+        return np.frombuffer(raw, np.uint8).reshape(shape)
 
     def _feature(self, key: str) -> Feature:
         spec, config = self._spec[key], self._config
