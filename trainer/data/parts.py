@@ -10,7 +10,7 @@ shard takes one contiguous piece of each run.
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import google_crc32c
 import numpy as np
 
 from trainer.config import DataConfig
+from trainer.data.frames import write_all
 from trainer.data.records import Encoder
 from trainer.data.source import BadRecord, Chunk, Source
 from trainer.data.splitting import Splitter, mixed
@@ -99,10 +100,10 @@ def write_part(
                 labels = [classes.setdefault(label, len(classes)) for label in chunk.labels]
             else:
                 labels = chunk.labels
-            for body, key, split, label in zip(
-                _bodies(encode, chunk, source.weight_name), keys(position, count), splits.tolist(), labels, strict=True
-            ):
-                writer.add(body, key, split, label)
+            columns = (
+                chunk.columns if source.weight_name is None else chunk.columns | {source.weight_name: chunk.weights}
+            )
+            writer.add(encode.encode_all(columns), keys(position, count), splits, labels)
             position += count
             advance(position)
         runs = writer.finish()
@@ -163,7 +164,7 @@ class _RunWriter:
 
     def __init__(self, folder: Path, number: int) -> None:
         self._stem = folder / f"part-{number:05d}"
-        self._file = self._stem.with_suffix(".records").open("wb")
+        self._file = self._stem.with_suffix(".records").open("wb", buffering=0)
         self._runs: list[dict[str, Any]] = []
         self._columns: list[list[np.ndarray]] = [[], [], [], []]  # keys, lengths, labels, hashes
         self._offset = self._rows = 0
@@ -171,28 +172,28 @@ class _RunWriter:
 
     def _clear(self) -> None:
         self._bodies: list[bytes] = []
-        self._keys: list[int] = []
-        self._splits: list[int] = []
+        self._keys: list[np.ndarray] = []
+        self._splits: list[np.ndarray] = []
         self._labels: list[float] = []
         self._size = 0
 
-    def add(self, body: bytes, key: int, split: int, label: float) -> None:
-        self._bodies.append(body)
-        self._keys.append(key)
-        self._splits.append(split)
-        self._labels.append(label)
-        self._size += len(body)
+    def add(self, bodies: list[bytes], keys: np.ndarray, splits: np.ndarray, labels: Sequence[float]) -> None:
+        self._bodies += bodies
+        self._keys.append(keys)
+        self._splits.append(splits)
+        self._labels += labels
+        self._size += sum(map(len, bodies))
         if self._size >= _RUN_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         if not self._bodies:
             return
-        keys, splits = np.array(self._keys, np.uint64), np.array(self._splits, np.uint8)
+        keys, splits = np.concatenate(self._keys), np.concatenate(self._splits)
         order = np.lexsort((keys, splits))
-        bodies = [self._bodies[place] for place in order]
+        bodies = [self._bodies[place] for place in order.tolist()]
         lengths = np.array([len(body) for body in bodies], np.uint32)
-        self._file.writelines(bodies)
+        write_all(self._file, b"".join(bodies))
         columns = (keys[order], lengths, np.array(self._labels, np.float64)[order], _content_hashes(bodies))
         for kept, new in zip(self._columns, columns, strict=True):
             kept.append(new)
@@ -217,7 +218,6 @@ class _RunWriter:
 
     def finish(self) -> list[dict[str, Any]]:
         self._flush()
-        self._file.flush()
         types = (np.uint64, np.uint32, np.float64, np.uint64)
         for name, column, kind in zip(("keys", "lengths", "labels", "hashes"), self._columns, types, strict=True):
             whole = np.concatenate([np.empty(0, kind), *column]).astype(kind)
@@ -225,12 +225,12 @@ class _RunWriter:
         return self._runs
 
 
-def _keys(seed: int, number: int) -> Callable[[int, int], list[int]]:
+def _keys(seed: int, number: int) -> Callable[[int, int], np.ndarray]:
     base = np.uint64(hash64(f"{seed}/{number}"))
 
-    def keys(start: int, count: int) -> list[int]:
+    def keys(start: int, count: int) -> np.ndarray:
         with np.errstate(over="ignore"):
-            return mixed(base ^ mixed(np.arange(start, start + count, dtype=np.uint64))).tolist()
+            return mixed(base ^ mixed(np.arange(start, start + count, dtype=np.uint64)))
 
     return keys
 
@@ -245,14 +245,6 @@ def _assigner(plan: Plan, split: str | None) -> Callable[[int, int, Chunk], np.n
         return splitter.by_position(start, count) if chunk.keys is None else splitter.by_key(chunk.keys)
 
     return assign
-
-
-def _bodies(encode: Encoder, chunk: Chunk, weight: str | None) -> Iterator[bytes]:
-    columns = dict(chunk.columns)
-    if weight is not None:
-        columns[weight] = chunk.weights
-    names = list(columns)
-    return (encode(dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True))
 
 
 def _counters(source: Source) -> dict[str, Collector]:
@@ -283,14 +275,15 @@ def _picked(values: Any, rows: list[int]) -> Any:
 def _content_hashes(bodies: list[bytes]) -> np.ndarray:
     """64 bits of each record's features, to find the same example again. Long ones by two checksums, which are ten
     times quicker than a hash and good enough between records that were not made to collide."""
-    found = np.empty(len(bodies), np.uint64)
-    for place, body in enumerate(bodies):
+    value = google_crc32c.value
+    found = []
+    for body in bodies:
         if len(body) < _SHORT_RECORD:
-            found[place] = int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
+            found.append(int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little"))
         else:
             half = len(body) // 2
-            found[place] = google_crc32c.value(body[:half]) << 32 | google_crc32c.value(body[half:])
-    return found
+            found.append(value(body[:half]) << 32 | value(body[half:]))
+    return np.array(found, np.uint64)
 
 
 def merged_statistics(folder: Path, num_parts: int, split_names: list[str]) -> dict[str, dict[str, Collector]]:
