@@ -118,7 +118,8 @@ def write_part(
     # Nothing here waits for the disk: a part that a crash of the machine damaged is read again.
     partial = done.with_suffix(".partial")
     files = sorted(file for file in folder.glob(f"part-{number:05d}.*") if file not in (done, partial))
-    summary["checksums"] = {file.name: _checksum(file) for file in files}
+    summary["checksums"] = {file.name: _checksum(file) for file in files if file != writer.path}
+    summary["checksums"][writer.path.name] = writer.crc
     partial.write_text(json.dumps(summary), encoding="utf-8")
     partial.rename(done)
     return summary
@@ -160,11 +161,17 @@ def _checksum(file: Path) -> int:
 
 
 class _RunWriter:
-    """Collects records and writes them out in sorted runs."""
+    """Collects records and writes them out in sorted runs.
+
+    Attributes:
+        path: The file of the records.
+        crc: CRC-32C of what was written there.
+    """
 
     def __init__(self, folder: Path, number: int) -> None:
         self._stem = folder / f"part-{number:05d}"
-        self._file = self._stem.with_suffix(".records").open("wb", buffering=0)
+        self.path, self.crc = self._stem.with_suffix(".records"), 0
+        self._file = self.path.open("wb", buffering=0)
         self._runs: list[dict[str, Any]] = []
         self._columns: list[list[np.ndarray]] = [[], [], [], []]  # keys, lengths, labels, hashes
         self._offset = self._rows = 0
@@ -193,7 +200,9 @@ class _RunWriter:
         order = np.lexsort((keys, splits))
         bodies = [self._bodies[place] for place in order.tolist()]
         lengths = np.array([len(body) for body in bodies], np.uint32)
-        write_all(self._file, b"".join(bodies))
+        block = b"".join(bodies)
+        write_all(self._file, block)
+        self.crc = google_crc32c.extend(self.crc, block)
         columns = (keys[order], lengths, np.array(self._labels, np.float64)[order], _content_hashes(bodies))
         for kept, new in zip(self._columns, columns, strict=True):
             kept.append(new)
