@@ -18,7 +18,7 @@ import google_crc32c
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 _MASK = 0xA282EAD8
-_BUFFER = 4 * 1024**2
+_BUFFER = 1024**2
 
 
 class DamagedFile(ValueError):

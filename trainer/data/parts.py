@@ -178,13 +178,15 @@ class _RunWriter:
         self._clear()
 
     def _clear(self) -> None:
-        self._bodies: list[bytes] = []
+        self._bodies: list[bytes | memoryview] = []
         self._keys: list[np.ndarray] = []
         self._splits: list[np.ndarray] = []
         self._labels: list[float] = []
         self._size = 0
 
-    def add(self, bodies: list[bytes], keys: np.ndarray, splits: np.ndarray, labels: Sequence[float]) -> None:
+    def add(
+        self, bodies: Sequence[bytes | memoryview], keys: np.ndarray, splits: np.ndarray, labels: Sequence[float]
+    ) -> None:
         self._bodies += bodies
         self._keys.append(keys)
         self._splits.append(splits)
@@ -203,10 +205,12 @@ class _RunWriter:
         block = b"".join(bodies)
         write_all(self._file, block)
         self.crc = google_crc32c.extend(self.crc, block)
-        columns = (keys[order], lengths, np.array(self._labels, np.float64)[order], _content_hashes(bodies))
+        ends = np.cumsum(lengths, dtype=np.int64)
+        hashes = _content_hashes(block, ends.tolist())
+        columns = (keys[order], lengths, np.array(self._labels, np.float64)[order], hashes)
         for kept, new in zip(self._columns, columns, strict=True):
             kept.append(new)
-        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        ends = np.concatenate([[0], ends])
         edges = np.searchsorted(splits[order], np.arange(256))
         for split in np.unique(splits).tolist():
             first, last = int(edges[split]), int(edges[split + 1])
@@ -281,17 +285,18 @@ def _picked(values: Any, rows: list[int]) -> Any:
     return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
 
 
-def _content_hashes(bodies: list[bytes]) -> np.ndarray:
+def _content_hashes(block: bytes, ends: list[int]) -> np.ndarray:
     """64 bits of each record's features, to find the same example again. Long ones by two checksums, which are ten
     times quicker than a hash and good enough between records that were not made to collide."""
     value = google_crc32c.value
-    found = []
-    for body in bodies:
-        if len(body) < _SHORT_RECORD:
-            found.append(int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little"))
+    found, start = [], 0
+    for end in ends:
+        if end - start < _SHORT_RECORD:
+            found.append(int.from_bytes(hashlib.blake2b(block[start:end], digest_size=8).digest(), "little"))
         else:
-            half = len(body) // 2
-            found.append(value(body[:half]) << 32 | value(body[half:]))
+            middle = start + (end - start) // 2
+            found.append(value(block[start:middle]) << 32 | value(block[middle:end]))
+        start = end
     return np.array(found, np.uint64)
 
 

@@ -54,7 +54,7 @@ class Encoder:
                 parts += (_before(name, _BYTES, len(raw)), raw)
         return b"".join(parts)
 
-    def encode_all(self, columns: Mapping[str, Sequence[Any]]) -> list[bytes]:
+    def encode_all(self, columns: Mapping[str, Sequence[Any]]) -> Sequence[bytes | memoryview]:
         """Many examples, column by column: values by name [n, …]."""
         if not self._fixed:
             names = list(columns)
@@ -69,12 +69,8 @@ class Encoder:
             raw = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8)
             pieces += (np.broadcast_to(np.frombuffer(prefix, np.uint8), (count, len(prefix))), raw)
         whole = np.concatenate(pieces, axis=1)
-        return cut(whole.tobytes(), whole.shape[1])
-
-
-def cut(block: bytes, length: int) -> list[bytes]:
-    """A block in pieces that are all as long."""
-    return [block[start : start + length] for start in range(0, len(block), length)]
+        block, length = memoryview(whole.reshape(-1)), whole.shape[1]
+        return [block[start : start + length] for start in range(0, len(block), length)]
 
 
 def label_entry(name: str, value: int | float) -> bytes:
@@ -89,9 +85,9 @@ def label_entry(name: str, value: int | float) -> bytes:
     return b"\n" + _varint(len(entry)) + entry
 
 
-def finish(features: bytes, label: bytes) -> bytes:
+def finish(features: bytes | memoryview, label: bytes) -> bytes:
     """The record of encoded features and an encoded label."""
-    return b"\n" + _varint(len(features) + len(label)) + features + label
+    return b"".join((b"\n", _varint(len(features) + len(label)), features, label))
 
 
 def decode(record: bytes, features: Mapping[str, Feature]) -> dict[str, Any]:

@@ -75,11 +75,14 @@ def write_shard(layout: Layout, split: str, number: int, work: Path, folder: Pat
     return shard
 
 
-def _gather(layout: Layout, split: str, number: int, work: Path) -> tuple[np.ndarray, list[bytes], list[int | float]]:
+def _gather(
+    layout: Layout, split: str, number: int, work: Path
+) -> tuple[np.ndarray, list[memoryview], list[int | float]]:
     """Keys, records and labels of one range of keys, in the order of parts and runs."""
     count, place = layout.num_shards[split], layout.split_names.index(split)
     low, high = -(-(number << 64) // count), -(-((number + 1) << 64) // count)  # rounded up: key·count >> 64 == number
-    all_keys, bodies, labels = [np.empty(0, np.uint64)], [], []
+    all_keys, labels = [np.empty(0, np.uint64)], []
+    bodies: list[memoryview] = []
     for part in range(layout.num_parts):
         stem = work / f"part-{part:05d}"
         summary = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
@@ -121,8 +124,8 @@ def _class_places(class_names: list[str] | None, met: list[str]) -> np.ndarray |
     return np.array([places[name] for name in met], np.int64)
 
 
-def _cut(block: bytes, sizes: np.ndarray) -> Iterator[bytes]:
-    ends = np.cumsum(sizes).tolist()
+def _cut(data: bytes, sizes: np.ndarray) -> Iterator[memoryview]:
+    ends, block = np.cumsum(sizes).tolist(), memoryview(data)
     starts = [0, *ends[:-1]]
     return (block[start:end] for start, end in zip(starts, ends, strict=True))
 
