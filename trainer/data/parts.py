@@ -23,7 +23,7 @@ from trainer.data.frames import write_all
 from trainer.data.records import Encoder
 from trainer.data.source import BadRecord, Chunk, Source
 from trainer.data.splitting import Splitter, mixed
-from trainer.data.statistics import Collector, hash64
+from trainer.data.statistics import Collector, hash64, picked
 from trainer.errors import BadInput
 
 _RUN_BYTES = 16 * 1024**2
@@ -271,18 +271,13 @@ def _count(
 ) -> None:
     present = np.unique(splits).tolist()
     for split in present:
-        whole = len(present) == 1
-        rows = None if whole else np.flatnonzero(splits == split).tolist()
+        rows = None if len(present) == 1 else np.flatnonzero(splits == split)
         found = counters[names[split]]
         for name, values in chunk.columns.items():
-            found[name].add(values if whole else _picked(values, rows))
-            if name in chunk.image_sizes:
-                found[name].count_sizes(_picked(chunk.image_sizes[name], rows) if rows else chunk.image_sizes[name])
-        found[source.label_name].add(chunk.labels if whole else _picked(chunk.labels, rows))
-
-
-def _picked(values: Any, rows: list[int]) -> Any:
-    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
+            found[name].add(values, rows)
+            if (sizes := chunk.image_sizes.get(name)) is not None:
+                found[name].count_sizes(sizes if rows is None else picked(sizes, rows))
+        found[source.label_name].add(chunk.labels, rows)
 
 
 def _content_hashes(block: bytes, ends: list[int]) -> np.ndarray:

@@ -114,14 +114,25 @@ class Collector:
         self._hashes: set[int] = set()
         self._pixels = np.zeros(256, np.int64)
 
-    def add(self, values: Sequence[Any] | np.ndarray) -> None:
-        """Adds a batch: numbers [n, …], images (any sizes, uint8) or strings."""
+    def add(self, values: Sequence[Any] | np.ndarray, rows: np.ndarray | None = None) -> None:
+        """Adds a batch: numbers [n, …], images (any sizes, uint8) or strings.
+
+        Args:
+            values: The batch.
+            rows: Which of them count, as indices. None: all.
+        """
+        count = len(values) if rows is None else len(rows)
         if self.kind == "image":
             first = -self.num_examples % _PIXELS_EVERY
-            pixels = [np.asarray(image).reshape(-1) for image in values[first::_PIXELS_EVERY]]
+            looked_at = range(first, count, _PIXELS_EVERY) if rows is None else rows[first::_PIXELS_EVERY].tolist()
+            pixels = [np.asarray(values[place]).reshape(-1) for place in looked_at]
             if pixels:
                 self._pixels += np.bincount(np.concatenate(pixels), minlength=256)
-        elif self.kind == "number":
+            self.num_examples += count
+            return
+        if rows is not None:
+            values = picked(values, rows)
+        if self.kind == "number":
             rows = (
                 np.asarray(values, np.float32).reshape(len(values), -1) if len(values) else np.empty((0, 1), np.float32)
             )
@@ -131,7 +142,7 @@ class Collector:
             self._add_hashes(np.unique(found).tolist())
         else:
             self._add_strings(list(values))
-        self.num_examples += len(values)
+        self.num_examples += count
 
     def count_sizes(self, sizes: Sequence[str]) -> None:
         """Adds the `height×width` of images as they were before they were resized."""
@@ -212,6 +223,11 @@ class Collector:
         if len(self._values) > 2 * _COUNTED_VALUES:
             kept = sorted(self._values.items(), key=lambda item: (-item[1], item[0]))[:_COUNTED_VALUES]
             self._values = Counter(dict(kept))
+
+
+def picked(values: Any, rows: np.ndarray) -> Any:
+    """Some of a batch's values, an array or a list."""
+    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
 
 
 class _Numbers:

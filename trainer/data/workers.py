@@ -7,6 +7,7 @@ A worker is a fork of this process, which is ready at once. Where there are thre
 in pieces, it is `python -m trainer.data.workers` and makes the source for itself from the configuration.
 """
 
+import gc
 import json
 import os
 import queue
@@ -76,6 +77,7 @@ class _Fork:
                 for other in others:
                     os.close(other.stdin.fileno())  # or its end would not be seen there
                 os.close(self_stdin)
+                gc.freeze()  # what was there before is not looked through, and so not copied, again and again
                 os.dup2(2, 1)  # whatever a library prints is none of our caller's answers
                 os.environ["TRIREME_EVENTS"] = "0"
                 with os.fdopen(jobs, encoding="utf-8") as given, os.fdopen(answers, "w", encoding="utf-8") as told:
