@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainer.cluster import ECHOES
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_NOT_BLESSED
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_NO_RESTART_LEFT, EXIT_NOT_BLESSED
 
-NEVER_RESTARTED = (EXIT_BAD_INPUT, EXIT_NOT_BLESSED)
-"""Exit codes that a second try would only repeat."""
+NEVER_RESTARTED = (EXIT_BAD_INPUT, EXIT_NOT_BLESSED, EXIT_NO_RESTART_LEFT)
+"""Exit codes after which nothing is started again, mostly because a second try would only repeat them."""
 
 
 @dataclass(frozen=True, kw_only=True)
