@@ -21,6 +21,7 @@ from trainer.config import (
     DataConfig,
     EvaluateConfig,
     GroupConfig,
+    JobConfig,
     NotifyConfig,
     PushConfig,
     RetrainConfig,
@@ -65,8 +66,11 @@ def _task(name: str) -> Callable:
 
 
 @_task("prepare-data")
-def prepare_data(data: str, seed: int, root: str, source: str, examples: Any) -> None:
-    """Data section, and what `fingerprint_data` found (empty where it did not run) → prepared dataset in `examples.path`."""
+def prepare_data(data: str, seed: int, root: str, source: str, examples: Any) -> str:
+    """Data section, and what `fingerprint_data` found (empty where it did not run) → prepared dataset in `examples.path`.
+
+    Answers where the dataset is, for those that fetch it themselves.
+    """
     from trainer.data.prepare import prepare
 
     config = parse_json(DataConfig, data, path="data")
@@ -82,6 +86,7 @@ def prepare_data(data: str, seed: int, root: str, source: str, examples: Any) ->
         num_classes=len(manifest.class_names),
         **{f"num_{name}_examples": split.num_examples for name, split in manifest.splits.items()},
     )
+    return examples.uri
 
 
 @_task("fingerprint-data")
@@ -171,14 +176,57 @@ def validate_data(
 @_task("train-model")
 def train_model(train: str, group: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
     """Train section and prepared dataset → exported model in `model.path`, by one process or by a group of them."""
-    from trainer.checkpoint import run_key
-    from trainer.data.manifest import FILE_NAME, read_manifest
+    from trainer.data.manifest import FILE_NAME
 
     config = parse_json(TrainConfig, train, path="train")
     processes = parse_json(GroupConfig, group, path="cluster")
     _present(examples, FILE_NAME)
-    digest = read_manifest(Path(examples.path)).digest
-    key, mirror = run_key(config, seed, digest), None
+    _describe_model(model, config, _trained_here(config, processes, seed, name, root, Path(examples.path), model))
+
+
+@_task("train-distributed")
+def train_distributed(
+    train: str, group: str, job: str, seed: int, name: str, root: str, examples: str, model: Any
+) -> None:
+    """What `train_model` does, by a job of many pods; `examples` is where the dataset is, which this task does not hold.
+
+    On a person's own machine the processes run beside this one instead.
+    """
+    from trainer.data.manifest import FILE_NAME
+    from trainer.launch.distributed import Asked, is_in_cluster, train_on_cluster
+
+    config = parse_json(TrainConfig, train, path="train")
+    processes = parse_json(GroupConfig, group, path="cluster")
+    engine = parse_json(JobConfig, job, path="job")
+    if not is_in_cluster():
+        say(f"{engine.launcher} is for a cluster: the processes run on this machine")
+        _describe_model(model, config, _trained_here(config, processes, seed, name, root, Path(examples), model))
+        return
+    from trainer.checkpoint import run_key
+
+    manifest, _ = storage.read_json(storage.join(examples, FILE_NAME))
+    if manifest is None:
+        raise _deleted_since(examples, FILE_NAME)
+    digest = manifest["digest"]
+    asked = Asked(
+        train=config,
+        group=processes,
+        seed=seed,
+        examples=examples,
+        model=model.uri,
+        checkpoints=storage.join(root, f"checkpoints/{name}/{run_key(config, seed, digest)}"),
+    )
+    _describe_model(model, config, train_on_cluster(asked, engine, name, "train-distributed", digest))
+
+
+def _trained_here(
+    config: TrainConfig, processes: GroupConfig, seed: int, name: str, root: str, examples: Path, model: Any
+) -> dict[str, Any]:
+    """The model in `model.path`, by this process or a group beside it; what its `train.json` holds."""
+    from trainer.checkpoint import run_key
+    from trainer.data.manifest import read_manifest
+
+    key, mirror = run_key(config, seed, read_manifest(examples).digest), None
     checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / key
     if storage.is_remote(root):  # this machine's disk does not outlive it
         mirror = storage.join(root, f"checkpoints/{name}/{key}")
@@ -186,7 +234,10 @@ def train_model(train: str, group: str, seed: int, name: str, root: str, example
         from trainer.launch.training import train_as_group as train_it
     else:
         from trainer.loop import fit as train_it
-    summary = train_it(config, seed, Path(examples.path), Path(model.path), checkpoints, processes, mirror)
+    return train_it(config, seed, examples, Path(model.path), checkpoints, processes, mirror)
+
+
+def _describe_model(model: Any, config: TrainConfig, summary: dict[str, Any]) -> None:
     model.metadata.update(
         framework="tensorflow",
         model=config.model,
@@ -392,10 +443,14 @@ def _present(artifact: Any, file: str) -> None:
         WorldFailure: The artifact is not there.
     """
     if not (Path(artifact.path) / file).is_file():
-        raise WorldFailure(
-            f"{artifact.uri}: holds no {file}; if it came from the cache, it was deleted since: run once with"
-            " --set cluster.cache=false, which makes it anew"
-        )
+        raise _deleted_since(artifact.uri, file)
+
+
+def _deleted_since(uri: str, file: str) -> WorldFailure:
+    return WorldFailure(
+        f"{uri}: holds no {file}; if it came from the cache, it was deleted since: run once with"
+        " --set cluster.cache=false, which makes it anew"
+    )
 
 
 def _notify(config: NotifyConfig, ended: dict[str, Any], root: str, run: str) -> None:
