@@ -63,7 +63,9 @@ def build_pipeline(config: Config) -> Any:
         with dsl.ExitHandler(outcome), contextlib.ExitStack() as stack:
             found = ""
             if source_of(config.data) is not None:
-                fingerprinted = fingerprint_data(data=data)
+                # Servers that do not know it leave the placeholder as it is, or empty: then the window ends when this begins.
+                moment = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER
+                fingerprinted = fingerprint_data(data=data, seed=seed, root=root, code=code, run=run, scheduled=moment)
                 others.append(fingerprinted)
                 retried.append(fingerprinted)
                 found = fingerprinted.output
@@ -77,6 +79,8 @@ def build_pipeline(config: Config) -> Any:
                         schema=expected,
                         name=name,
                         registry=registry,
+                        root=root,
+                        run=run,
                         examples=examples,
                     )
                 )
@@ -105,9 +109,11 @@ def build_pipeline(config: Config) -> Any:
                 )
             (decided if gated else trained).after(*validated)
             model = trained.outputs["model"]
-            measured = evaluate_model(evaluate=evaluate, name=name, registry=registry, examples=examples, model=model)
+            measured = evaluate_model(
+                evaluate=evaluate, name=name, registry=registry, root=root, run=run, examples=examples, model=model
+            )
             evaluation = measured.outputs["evaluation"]
-            checked = check_serving(serving=serving, model=model)
+            checked = check_serving(serving=serving, root=root, run=run, model=model)
             judged = judge_model(
                 evaluate=evaluate,
                 name=name,

@@ -3,6 +3,7 @@
 shard = write_shard(layout, "train", 3, work, folder)     # taken as it is where an earlier try finished it
 """
 
+import functools
 import json
 import math
 from collections.abc import Iterator
@@ -63,24 +64,25 @@ def write_shard(layout: Layout, split: str, number: int, work: Path, folder: Pat
         if path.stat().st_size == shard.num_bytes:
             return shard
     keys, bodies, labels = _gather(layout, split, number, work)
-    order = np.argsort(keys, kind="stable").tolist()
+    entry = label_entry if layout.class_names is None else functools.cache(label_entry)
     with FrameWriter(path) as writer:
-        for place in order:
-            label = labels[place]
-            value = label if layout.class_names is None else int(label)
-            writer.write(finish(bodies[place], label_entry(layout.label_name, value)))
-    shard = Shard(name=path.name, num_examples=len(order), num_bytes=writer.num_bytes, sha256=writer.sha256)
+        for place in np.argsort(keys, kind="stable").tolist():
+            writer.write(finish(bodies[place], entry(layout.label_name, labels[place])))
+    shard = Shard(name=path.name, num_examples=len(bodies), num_bytes=writer.num_bytes, sha256=writer.sha256)
     partial = done.with_suffix(".partial")
     partial.write_text(shard.to_json(), encoding="utf-8")
     partial.rename(done)
     return shard
 
 
-def _gather(layout: Layout, split: str, number: int, work: Path) -> tuple[np.ndarray, list[bytes], list[float]]:
+def _gather(
+    layout: Layout, split: str, number: int, work: Path
+) -> tuple[np.ndarray, list[memoryview], list[int | float]]:
     """Keys, records and labels of one range of keys, in the order of parts and runs."""
     count, place = layout.num_shards[split], layout.split_names.index(split)
     low, high = -(-(number << 64) // count), -(-((number + 1) << 64) // count)  # rounded up: key·count >> 64 == number
-    all_keys, bodies, labels = [np.empty(0, np.uint64)], [], []
+    all_keys, labels = [np.empty(0, np.uint64)], []
+    bodies: list[memoryview] = []
     for part in range(layout.num_parts):
         stem = work / f"part-{part:05d}"
         summary = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
@@ -122,8 +124,8 @@ def _class_places(class_names: list[str] | None, met: list[str]) -> np.ndarray |
     return np.array([places[name] for name in met], np.int64)
 
 
-def _cut(block: bytes, sizes: np.ndarray) -> Iterator[bytes]:
-    ends = np.cumsum(sizes).tolist()
+def _cut(data: bytes, sizes: np.ndarray) -> Iterator[memoryview]:
+    ends, block = np.cumsum(sizes).tolist(), memoryview(data)
     starts = [0, *ends[:-1]]
     return (block[start:end] for start, end in zip(starts, ends, strict=True))
 
