@@ -18,12 +18,14 @@ from trainer.config import DataConfig, suggestion
 from trainer.data.files import SourceFile, content_identity, describe_files, find_files
 from trainer.data.manifest import Feature, Kind
 from trainer.data.pictures import BadImage, decode
-from trainer.data.rows import Row, column_names, num_groups, read_rows
+from trainer.data.rows import Row, column_names, num_groups, pieces, read_rows
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.errors import BadInput
 from trainer.progress import say
 
 _CHUNK = 512
+_PIECE_BYTES = 32 * 1024**2
+_MOST_PIECES = 64  # of a file, because every shard looks into every part
 _SAMPLE_ROWS = 10_000
 _MOST_CLASS_NUMBERS = 20  # a label of whole numbers with at most so many values is taken for classes
 _FEWEST_WORDS = 3
@@ -67,10 +69,10 @@ class TableSource:
         return describe_files(self._config, self._files)
 
     def read(self, part: Part) -> Iterator[Chunk]:
-        """The rows of a file, as values."""
-        place, group = part.place
+        """The rows of a piece of a file, as values."""
+        place, some = part.place
         file = self._files[place]
-        rows = read_rows(file.path, self._form, self._columns, group)
+        rows = read_rows(file.path, self._form, self._columns, some)
         while some := list(islice(rows, _CHUNK)):
             yield self._chunk(file, some)
 
@@ -253,7 +255,8 @@ class TableSource:
         for place, file in enumerate(self._files):
             size = file.path.stat().st_size
             if self._form != "parquet":
-                yield Part(file.split, [place, None], None, size)
+                for piece in pieces(file.path, self._form, max(_PIECE_BYTES, size // _MOST_PIECES)):
+                    yield Part(file.split, [place, piece], None, piece.end - piece.start)
                 continue
             groups = num_groups(file.path)
             if not groups:
