@@ -38,17 +38,12 @@ def check(config: Config) -> list[Finding]:
 
 def _dataset(config: Config) -> Finding:
     """Whether the builder or the files exist and are at hand; reads metadata only."""
-    from trainer.data.files import count_files
     from trainer.data.tfds_source import describe_builder
     from trainer.errors import TriremeError
 
     if config.data.source != "tfds":
         return _files(config)
     try:
-        if config.data.source != "tfds":
-            return Finding(
-                "passed", "dataset", f"{count_files(config.data):,} {config.data.source} files in {config.data.path}"
-            )
         description = describe_builder(config.data)
     except TriremeError as error:
         return Finding("failed", "dataset", str(error))
@@ -73,11 +68,14 @@ def _files(config: Config) -> Finding:
         found = wanted_files(data.path, data.window)
     except TriremeError as error:
         return Finding("failed", "dataset", str(error))
-    days = days_of(data.window, datetime.now(UTC)) if data.window else ()
-    window = f" of {days[0]} to {days[-1]}" if days else ""
+    window = ""
+    if data.window is not None:
+        days = days_of(data.window, datetime.now(UTC))
+        rows = f", rows by {data.window.column}" if data.window.column else ""
+        window = f"{rows} of {days[0]} to {days[-1]}"
     if not found:
         return Finding("failed", "dataset", f"data.path = {data.path}: there are no files{window}")
-    return Finding("passed", "dataset", f"{data.path}: {len(found):,} files{window}")
+    return Finding("passed", "dataset", f"{data.path}: {len(found):,} file{'s' if len(found) > 1 else ''}{window}")
 
 
 def _image(config: Config) -> Finding:

@@ -18,6 +18,7 @@ from components.judge_model import judge_model
 from components.prepare_data import prepare_data
 from components.push_model import push_model
 from components.record_outcome import record_outcome
+from components.train_distributed import train_distributed
 from components.train_model import train_model
 from components.validate_data import validate_data
 from pipelines.config import ClusterConfig, Config
@@ -43,6 +44,7 @@ def build_pipeline(config: Config) -> Any:
     notify = notify_of(config)
     gated = config.retrain.when == "data_changed"
     expected = _schema_text(config)
+    job = config.cluster.job()
 
     @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.subject}")
     def training(
@@ -64,7 +66,9 @@ def build_pipeline(config: Config) -> Any:
         with dsl.ExitHandler(outcome), contextlib.ExitStack() as stack:
             found = ""
             if source_of(config.data) is not None:
-                fingerprinted = fingerprint_data(data=data)
+                # Servers that do not know it leave the placeholder as it is, or empty: then the window ends when this begins.
+                moment = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER
+                fingerprinted = fingerprint_data(data=data, seed=seed, root=root, code=code, run=run, scheduled=moment)
                 others.append(fingerprinted)
                 retried.append(fingerprinted)
                 found = fingerprinted.output
@@ -78,6 +82,8 @@ def build_pipeline(config: Config) -> Any:
                         schema=expected,
                         name=name,
                         registry=registry,
+                        root=root,
+                        run=run,
                         examples=examples,
                     )
                 )
@@ -89,14 +95,28 @@ def build_pipeline(config: Config) -> Any:
                 others.append(decided)
                 retried.append(decided)
                 stack.enter_context(dsl.If(decided.outputs["Output"] == True, name="needed"))  # noqa: E712 - becomes CEL
-            trained = train_model(
-                train=train, group=group, seed=seed, name=name, root=root, code=code, examples=examples
-            )
+            if job is None:
+                trained = train_model(
+                    train=train, group=group, seed=seed, name=name, root=root, code=code, examples=examples
+                )
+            else:
+                trained = train_distributed(
+                    train=train,
+                    group=group,
+                    job=job.to_json(),
+                    seed=seed,
+                    name=name,
+                    root=root,
+                    code=code,
+                    examples=prepared.outputs["Output"],
+                )
             (decided if gated else trained).after(*validated)
             model = trained.outputs["model"]
-            measured = evaluate_model(evaluate=evaluate, name=name, registry=registry, examples=examples, model=model)
+            measured = evaluate_model(
+                evaluate=evaluate, name=name, registry=registry, root=root, run=run, examples=examples, model=model
+            )
             evaluation = measured.outputs["evaluation"]
-            checked = check_serving(serving=serving, model=model)
+            checked = check_serving(serving=serving, root=root, run=run, model=model)
             judged = judge_model(
                 evaluate=evaluate,
                 name=name,
@@ -131,7 +151,8 @@ def build_pipeline(config: Config) -> Any:
             task.set_caching_options(config.cluster.cache)
         for task in others:
             task.set_caching_options(False)
-        dress_training(trained, config.cluster)
+        if job is None:
+            dress_training(trained, config.cluster)  # the pods of a job are dressed by its template
         if config.notify is not None:
             give_addresses(outcome, config.notify)
             for task in cached:  # the others are told their run; it must be no parameter where it would undo the cache

@@ -16,6 +16,7 @@ from trainer.config.data import (
     ValidateConfig,
 )
 from trainer.config.evaluate import EvaluateConfig, OwnMetric, ServingConfig, Slicing, Threshold
+from trainer.config.launch import JobConfig
 from trainer.config.release import Channel, Event, NotifyConfig, PushConfig, RetrainConfig
 from trainer.config.section import (
     OVERRIDDEN,
@@ -51,6 +52,7 @@ __all__ = [
     "Event",
     "Fraction",
     "GroupConfig",
+    "JobConfig",
     "KindName",
     "LearningRateSchedule",
     "NotifyConfig",

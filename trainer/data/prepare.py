@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from trainer.data.shards import Layout, count_shards, find_leaks
 from trainer.data.source import BadRecord, Source
 from trainer.data.sources import open_source
 from trainer.data.statistics import Statistics, write_statistics
+from trainer.data.window import days_of, settled
 from trainer.data.workers import open_workers
 from trainer.errors import BadInput, TriremeError, WorldFailure
 from trainer.progress import progress, say
@@ -70,6 +72,7 @@ def prepare(
         BadInput: The dataset, a split or a feature does not exist or does not fit; a record is bad.
         WorldFailure: The dataset could not be fetched, a process was killed, or the bucket cannot be reached.
     """
+    config = settled(config, datetime.now(UTC))  # once, so that a midnight in between changes nothing
     remote = store is not None and is_remote(store)
     kept_here = None if store is None or remote else Path(store)
     with stage_files(config, kept_here) as local:
@@ -190,6 +193,12 @@ def _layout(source: Source, config: DataConfig, summaries: list[dict[str, Any]])
             name = names[run["split"]]
             num_examples[name] += run["rows"][1] - run["rows"][0]
             num_bytes[name] += run["num_bytes"]
+    window = config.window
+    if window is not None and window.column is not None and not any(num_examples.values()):
+        days = days_of(window, datetime.now(UTC))
+        raise BadInput(
+            f"data.window.column = {json.dumps(window.column)}: no row's day is from {days[0]} to {days[-1]}"
+        )
     for name, count in num_examples.items():
         if count == 0:
             raise BadInput(f"data.splits.{name} = {json.dumps(config.splits.named()[name])}: holds no examples")

@@ -10,6 +10,7 @@ import numpy as np
 
 from trainer.config import DataConfig, suggestion
 from trainer.data.manifest import Feature
+from trainer.data.pictures import decode_columns
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.errors import BadInput, WorldFailure
 from trainer.progress import say
@@ -74,7 +75,9 @@ class TfdsSource:
         if len(part.place) == 3:
             split, low, high = part.place
             instruction = self._tfds.core.ReadInstruction(split, from_=low, to=high, unit="abs")
-        dataset = self._builder.as_dataset(split=instruction, shuffle_files=False, read_config=read_config)
+        dataset = self._builder.as_dataset(
+            split=instruction, shuffle_files=False, read_config=read_config, decoders=self._decoders()
+        )
         size = self._config.image_size
         wanted = {**self._paths, self.label_name: self._label_path}
         if self._weight_path:
@@ -83,7 +86,7 @@ class TfdsSource:
         def pick(example: dict[str, Any]) -> dict[str, Any]:
             found = {name: _at(example, path) for name, path in wanted.items()}
             for name, feature in self.features.items():
-                if feature.kind == "image" and size is not None:
+                if feature.kind == "image" and size is not None and name not in self._files:
                     resized = tf.image.resize(found[name], size, method="bilinear", antialias=True)
                     found[name] = tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8)
             return found
@@ -91,7 +94,10 @@ class TfdsSource:
         batches = dataset.map(pick, num_parallel_calls=2, deterministic=True).batch(_CHUNK).prefetch(4)
         row = 0
         for batch in batches.as_numpy_iterator():
-            faults = self._faults(batch)
+            files = {name: batch[name] for name in self._files}
+            pixels, _, undecoded = decode_columns(files, self._files, resize=size is not None)
+            batch |= pixels
+            faults = sorted((self._faults(batch) | undecoded).items())
             bad = [BadRecord(f"{self._config.subject}[{part.place[0]}]", row + place + 1, why) for place, why in faults]
             row += len(batch[self.label_name])
             if faults:
@@ -102,8 +108,19 @@ class TfdsSource:
             columns = {name: self._column(name, values) for name, values in batch.items()}
             yield Chunk(columns, self._labels(labels), weights, bad=bad)
 
-    def _faults(self, batch: dict[str, np.ndarray]) -> list[tuple[int, str]]:
-        """Place in the batch and fault of the examples that cannot be used."""
+    def _decoders(self) -> dict[str, Any]:
+        """Leaves the images that are decoded here as the files that they are, in the builder's own tree."""
+        found: dict[str, Any] = {}
+        for name in self._files:
+            *outer, last = self._paths[name].split("/")
+            inner = found
+            for key in outer:
+                inner = inner.setdefault(key, {})
+            inner[last] = self._tfds.decode.SkipDecoding()
+        return found
+
+    def _faults(self, batch: dict[str, np.ndarray]) -> dict[int, str]:
+        """Fault by place in the batch of the examples that cannot be used."""
         found: dict[int, str] = {}
         for name, feature in self.features.items():
             if feature.kind == "number" and batch[name].dtype.kind == "f":
@@ -120,7 +137,7 @@ class TfdsSource:
             weights = batch["\0weight"].astype(np.float64)
             unusable = ~(np.isfinite(weights) & (weights >= 0))
             found |= dict.fromkeys(np.flatnonzero(unusable).tolist(), f"the weight {self.weight_name} is no weight")
-        return sorted(found.items())
+        return found
 
     def _column(self, name: str, values: np.ndarray) -> Any:
         feature = self.features[name]
@@ -202,6 +219,9 @@ class TfdsSource:
         self._paths = {plain[key]: key for key in inputs}
         self._category_names: dict[str, list[str] | None] = {}
         self.features = {plain[key]: self._feature(key, plain[key], known[key]) for key in inputs}
+        # Decoded as the exported model will decode what it is sent, and not as the builder would.
+        images = {name: feature.shape for name, feature in self.features.items() if feature.kind == "image"}
+        self._files = {name: shape for name, shape in images.items() if shape[-1] in (1, 3)}
         self.label_name, self._label_path = plain[label], label
         self._weight_path = config.weight_key
         self.weight_name = plain[config.weight_key] if config.weight_key else None
@@ -212,7 +232,7 @@ class TfdsSource:
     def _feature(self, key: str, name: str, feature: Any) -> Feature:
         tfds, config = self._tfds, self._config
         wanted = config.kinds.get(key)
-        if isinstance(feature, tfds.features.Image) and np.dtype(feature.np_dtype) == np.uint8:
+        if isinstance(feature, tfds.features.Image) and feature.np_dtype == np.uint8 and len(feature.shape) == 3:
             if wanted not in (None, "image"):
                 raise BadInput(f"data.kinds.{key} = {json.dumps(wanted)}: is an image")
             return Feature(kind="image", shape=self._image_shape(feature))
