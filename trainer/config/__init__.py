@@ -5,6 +5,7 @@ Kubeflow Pipelines turns the integers of a dictionary into floats.
 """
 
 from trainer.config.data import (
+    SHARDS_FOR_MOST,
     CheckName,
     DataConfig,
     DataWindow,
@@ -40,6 +41,7 @@ from trainer.config.train import (
 
 __all__ = [
     "OVERRIDDEN",
+    "SHARDS_FOR_MOST",
     "Augmentation",
     "Channel",
     "CheckName",
