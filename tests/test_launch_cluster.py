@@ -486,7 +486,7 @@ def test_the_run_is_found_by_the_tasks_own_pod(server):
 def test_a_missing_right_is_named_with_its_remedy(server):
     server._allowed.discard(("trainer.kubeflow.org", "trainjobs", "create"))
     work = Running(server)
-    with work, pytest.raises(WorldFailure, match="cannot create resource .*launcher-rbac.yaml"):
+    with work, pytest.raises(WorldFailure, match=r"cannot create resource .*launcher-rbac.yaml"):
         work.result()
 
 
@@ -643,7 +643,7 @@ def test_a_job_that_is_done_and_left_no_model_is_deleted_so_that_a_retry_starts_
 
 def test_places_that_no_pod_can_reach_are_refused_before_anything_is_asked():
     request = asked().model_copy(update={"model": "minio://mlpipeline/v2/artifacts/model"})
-    with pytest.raises(BadInput, match="model = minio://.*: the pods of a trainjob can read and write gs:// only"):
+    with pytest.raises(BadInput, match=r"model = minio://.*: the pods of a trainjob can read and write gs:// only"):
         train_on_cluster(request, job_config(), "digits", "train-distributed", "sha256:data")
 
 
