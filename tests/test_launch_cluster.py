@@ -278,11 +278,11 @@ def test_pods_that_are_never_made_are_explained_by_the_events(server, maker, mon
 
 
 def test_a_queue_may_take_as_long_as_it_likes(server):
-    with Running(server, start_timeout_secs=0.6) as work:
+    server.admit = lambda plural, body: body["spec"].update(suspend=True)  # as Kueue's webhook does
+    with Running(server, start_timeout_secs=1.5) as work:
         created = work.created()
-        server.put("trainjobs", created | {"spec": created["spec"] | {"suspend": True}})
         work.hears("waits for its queue")
-        time.sleep(1.0)
+        time.sleep(1.8)
         assert work.thread.is_alive()
         server.put("trainjobs", created | {"spec": created["spec"] | {"suspend": False}})
         work.hears("has been admitted")
@@ -486,7 +486,7 @@ def test_the_run_is_found_by_the_tasks_own_pod(server):
 def test_a_missing_right_is_named_with_its_remedy(server):
     server._allowed.discard(("trainer.kubeflow.org", "trainjobs", "create"))
     work = Running(server)
-    with work, pytest.raises(WorldFailure, match="cannot create resource .*launcher-rbac.yaml"):
+    with work, pytest.raises(WorldFailure, match=r"cannot create resource .*launcher-rbac.yaml"):
         work.result()
 
 
@@ -643,7 +643,7 @@ def test_a_job_that_is_done_and_left_no_model_is_deleted_so_that_a_retry_starts_
 
 def test_places_that_no_pod_can_reach_are_refused_before_anything_is_asked():
     request = asked().model_copy(update={"model": "minio://mlpipeline/v2/artifacts/model"})
-    with pytest.raises(BadInput, match="model = minio://.*: the pods of a trainjob can read and write gs:// only"):
+    with pytest.raises(BadInput, match=r"model = minio://.*: the pods of a trainjob can read and write gs:// only"):
         train_on_cluster(request, job_config(), "digits", "train-distributed", "sha256:data")
 
 

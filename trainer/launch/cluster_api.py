@@ -77,9 +77,9 @@ def connect() -> "Api":
     configuration = client.Configuration()
     configuration.retries = False  # ours know what may be asked twice
     try:
-        if os.environ.get("KUBECONFIG"):
-            config.load_kube_config(client_configuration=configuration)
-            context = config.list_kube_config_contexts()[1]["context"]
+        if file := os.environ.get("KUBECONFIG"):
+            config.load_kube_config(file, client_configuration=configuration)
+            context = config.list_kube_config_contexts(file)[1]["context"]
             return Api(configuration, context.get("namespace", "default"))
         config.load_incluster_config(client_configuration=configuration)
         return Api(configuration, (_ACCOUNT / "namespace").read_text(encoding="utf-8").strip())
