@@ -113,7 +113,13 @@ def check_cluster(config: Config, now: datetime, connect: Callable[[], "Server"]
         now: The moment, for the schedules.
         connect: Gives the way to the server; what it raises becomes a finding.
     """
-    return [_root(config), *_hardware(config), *_schedules(config, now), *_server(config, connect)]
+    return [
+        _root(config),
+        *_hardware(config),
+        *_launcher(config),
+        *_schedules(config, now),
+        *_server(config, connect),
+    ]
 
 
 def _root(config: Config) -> Finding:
@@ -147,26 +153,53 @@ def _root(config: Config) -> Finding:
 
 def _hardware(config: Config) -> Iterator[Finding]:
     gpus, strategy, batch = config.cluster.num_gpus, config.train.strategy, config.train.global_batch_size
-    if gpus == 0:
+    shared = config.cluster.launcher != "local" and not config.cluster.num_parameter_servers
+    workers = config.cluster.num_workers if shared else 1  # that the batch is divided by, besides a pod's own GPUs
+    replicas = workers * max(gpus, 1)
+    what = f"{replicas} {'GPU' if gpus else 'worker'}{'s' if replicas > 1 else ''}"
+    if replicas == 1 and not gpus:
         yield Finding("passed", "hardware", f"{strategy} trains on the CPU")
-    elif batch < gpus:
+    elif batch < replicas:
         yield Finding(
-            "failed", "hardware", f"train.global_batch_size = {batch}: is less than one example for each of {gpus} GPUs"
+            "failed", "hardware", f"train.global_batch_size = {batch}: is less than one example for each of {what}"
         )
-    elif batch % gpus:
-        yield Finding(
-            "warning", "hardware", f"a batch of {batch} does not divide by {gpus} GPUs; some wait for the others"
-        )
+    elif batch % replicas:
+        yield Finding("warning", "hardware", f"a batch of {batch} does not divide by {what}; some wait for the others")
     else:
-        yield Finding(
-            "passed", "hardware", f"{strategy} on {gpus} GPU{'s' if gpus > 1 else ''}, {batch // gpus} examples each"
-        )
+        yield Finding("passed", "hardware", f"{strategy} on {what}, {batch // replicas} examples each")
     if gpus and not config.cluster.memory:
         yield Finding("warning", "memory", "cluster.memory = null: a node may kill the training for want of it")
     if gpus > 1 and not config.cluster.shared_memory:
         yield Finding(
             "warning", "memory", "cluster.shared_memory = null: NCCL may fail with 64 MiB of /dev/shm; give 1Gi or more"
         )
+
+
+def _launcher(config: Config) -> Iterator[Finding]:
+    """What a training of many pods needs of the cluster, as far as it can be known from here."""
+    cluster = config.cluster
+    job = cluster.job()
+    if job is None:
+        if cluster.is_several:
+            yield Finding(
+                "warning", "launcher", "cluster.launcher = local: all processes share one pod; trainjob gives each its own"
+            )  # fmt: skip
+        return
+    needs = f"the runtime {job.runtime} and " if job.launcher == "trainjob" else ""
+    account = cluster.service_account or "pipeline-runner"
+    yield Finding(
+        "passed", "launcher", f"a {job.launcher} of {cluster.num_pods} pods; the cluster needs {needs}the role of"
+        f" manifests/launcher-rbac.yaml for {account}",
+    )  # fmt: skip
+    if cluster.timeout_secs is None:
+        days = job.deadline_secs // 86400
+        yield Finding(
+            "warning", "launcher", f"cluster.timeout_secs = null: a job whose launcher is lost ends after {days} days only"
+        )  # fmt: skip
+    if cluster.retries == 0:
+        yield Finding(
+            "warning", "launcher", "cluster.retries = 0: nobody takes up the job of a launcher whose node is lost; give 1"
+        )  # fmt: skip
 
 
 def _schedules(config: Config, now: datetime) -> Iterator[Finding]:

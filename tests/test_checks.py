@@ -7,6 +7,13 @@ import pytest
 from fake_kfp import FakeKubeflow
 from operating import Operator
 
+GROUP = [
+    "cluster.launcher=trainjob",
+    "cluster.num_workers=4",
+    "train.strategy=multi_worker_mirrored",
+    "cluster.pipeline_root=null",
+]
+
 
 @pytest.fixture
 def operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -55,6 +62,15 @@ def test_everything_that_a_run_needs_is_looked_at(operator: Operator, gcs: str) 
         (["cluster.gpu={type: l4, count: 3}", "train.strategy=mirrored"], "hardware", "warning", "64 does not divide by 3"),
         (["cluster.gpu={type: l4, count: 2}", "train.strategy=mirrored", "cluster.memory=8Gi"], "memory", "warning", "NCCL"),
         (["cluster.gpu={type: l4, count: 4}", "train.strategy=mirrored"], "hardware", "passed", "4 GPUs, 16 examples each"),
+        ([*GROUP, "cluster.launcher=local"], "launcher", "warning", "all processes share one pod"),
+        ([*GROUP, "cluster.timeout_secs=3600"], "launcher", "passed",
+         "a trainjob of 4 pods; the cluster needs the runtime tensorflow-distributed and the role of"
+         " manifests/launcher-rbac.yaml for pipeline-runner"),
+        (GROUP, "launcher", "warning", "a job whose launcher is lost ends after 7 days only"),
+        ([*GROUP, "cluster.timeout_secs=3600", "cluster.retries=0"], "launcher", "warning", "nobody takes up the job"),
+        (GROUP, "hardware", "passed", "multi_worker_mirrored on 4 workers, 16 examples each"),
+        ([*GROUP, "cluster.gpu={type: l4, count: 2}"], "hardware", "passed", "8 GPUs, 8 examples each"),
+        ([*GROUP, "train.global_batch_size=30"], "hardware", "warning", "30 does not divide by 4 workers"),
         (["schedules.w={cron: 0 3 * * *, timezone: Europe/Berlin}"], "schedule", "warning", "after each change of the clocks"),
         (["schedules.w={cron: 0 3 * * *}"], "schedule", "passed", "w runs next at 2027-01-05 03:00 UTC"),
         (["schedules.w={cron: 30 0 1 * *, timezone: Europe/Berlin}"], "schedule", "failed", "the day before"),

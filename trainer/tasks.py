@@ -211,7 +211,8 @@ def train_distributed(
     On a person's own machine the processes run beside this one instead.
     """
     from trainer.data.manifest import FILE_NAME
-    from trainer.launch.distributed import Asked, is_in_cluster, train_on_cluster
+    from trainer.launch.distributed import is_in_cluster, train_on_cluster
+    from trainer.launch.worker import WorkerRequest
 
     config = parse_json(TrainConfig, train, path="train")
     processes = parse_json(GroupConfig, group, path="cluster")
@@ -226,7 +227,7 @@ def train_distributed(
     if manifest is None:
         raise _deleted_since(examples, FILE_NAME)
     digest = manifest["digest"]
-    asked = Asked(
+    asked = WorkerRequest(
         train=config,
         group=processes,
         seed=seed,

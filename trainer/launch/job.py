@@ -22,6 +22,9 @@ KEY, SPEC = OURS + "key", OURS + "spec"
 CONTAINER = "node"
 """Name of the container in the pod template that a configuration holds."""
 
+COMPONENT = {"app.kubernetes.io/component": "trireme-training"}
+"""Label of every pod that trains, which manifests/network-policy.yaml selects."""
+
 _MOST_NAME = 26
 _DIGEST = 10
 _MORE_GRACE_SECS = 10
@@ -129,7 +132,7 @@ def pod_template(owner: Owner, config: JobConfig, group: GroupConfig, name_label
     """The configured pod template with what every engine's pods get: the run's labels, time to save, and one place."""
     template = copy.deepcopy(config.pod)
     metadata, spec = template.setdefault("metadata", {}), template["spec"]
-    metadata["labels"] = {**owner.labels, **metadata.get("labels", {})}
+    metadata["labels"] = {**owner.labels, **metadata.get("labels", {}), **COMPONENT}
     spec["terminationGracePeriodSeconds"] = round(group.grace_period_secs) + _MORE_GRACE_SECS
     if config.topology:
         term = {

@@ -24,6 +24,7 @@ from trainer.launch.job import (
     pod_template,
 )
 from trainer.launch.pods import RESTARTABLE_EXIT_CODE, labels_of
+from trainer.launch.worker import RESTARTABLE_EXIT_CODE as RESTARTABLE_VARIABLE
 
 TFJOBS = Resource("kubeflow.org", "v1", "tfjobs")
 KIND = "TFJob"
@@ -46,7 +47,7 @@ def tfjob(request: str, config: JobConfig, group: GroupConfig, owner: Owner) -> 
     container["env"] = [
         *container.get("env", []),
         *group_variables(group),
-        {"name": "TRIREME_RESTARTABLE_EXIT_CODE", "value": str(RESTARTABLE_EXIT_CODE)},
+        {"name": RESTARTABLE_VARIABLE, "value": str(RESTARTABLE_EXIT_CODE)},
         {"name": "TMPDIR", "value": _SCRATCH},
     ]
     container.setdefault("securityContext", {}).update(allowPrivilegeEscalation=False, capabilities={"drop": ["ALL"]})
