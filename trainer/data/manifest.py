@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -163,14 +164,19 @@ def verify(folder: Path, manifest: Manifest, splits: list[str] | None = None) ->
     """
     _verify_file(folder / STATISTICS_FILE, manifest.statistics_sha256)
     for name in manifest.splits if splits is None else splits:
-        for shard in manifest.splits[name].shards:
-            file = folder / shard.name
-            if not file.is_file():
-                raise WorldFailure(f"{file}: is missing; prepare the data again")
-            size = file.stat().st_size
-            if size != shard.num_bytes:
-                raise WorldFailure(f"{file}: has {size} bytes instead of {shard.num_bytes}; prepare the data again")
-            _verify_file(file, shard.sha256)
+        verify_shards(folder, manifest.splits[name].shards)
+
+
+def verify_shards(folder: Path, shards: Sequence[Shard]) -> None:
+    """Compares shards with their sizes and digests; raises as `verify` does."""
+    for shard in shards:
+        file = folder / shard.name
+        if not file.is_file():
+            raise WorldFailure(f"{file}: is missing; prepare the data again")
+        size = file.stat().st_size
+        if size != shard.num_bytes:
+            raise WorldFailure(f"{file}: has {size} bytes instead of {shard.num_bytes}; prepare the data again")
+        _verify_file(file, shard.sha256)
 
 
 def _verify_file(file: Path, sha256: str) -> None:
