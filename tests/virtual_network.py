@@ -123,9 +123,9 @@ class Host(_Namespace):
         )
         self.run("ip link set lo up", f"ip addr add {address}/24 dev eth0", "ip link set eth0 up")
 
-    def limit(self, rate):
+    def limit(self, rate, burst="64kb"):
         """What the host sends goes at this rate at most, such as `10mbit`."""
-        self.run(f"tc qdisc replace dev eth0 root tbf rate {rate} burst 64kb latency 400ms")
+        self.run(f"tc qdisc replace dev eth0 root tbf rate {rate} burst {burst} latency 400ms")
 
     def unplug(self):
         self.run("ip link set eth0 down")

@@ -324,7 +324,7 @@ class ClusterLauncher:
     def _last_warning(self, name: str) -> str | None:
         query = {"fieldSelector": f"involvedObject.name={name},type=Warning"}
         try:
-            found = self._api.list(EVENTS, query, patience_secs=5.0).get("items") or []
+            found = self._api.find(EVENTS, query, patience_secs=5.0).get("items") or []
         except WorldFailure:
             return None  # they would only explain
         newest = max(found, key=lambda one: one.get("lastTimestamp") or one.get("eventTime") or "", default=None)

@@ -197,7 +197,7 @@ class Api:
         with contextlib.suppress(Exception):  # owner reference and deadline end the job where this cannot
             self._json("DELETE", resource.path(self.namespace, name), None, body, **options)
 
-    def list(self, resource: Resource, query: dict[str, str], patience_secs: float = PATIENCE_SECS) -> dict[str, Any]:
+    def find(self, resource: Resource, query: dict[str, str], patience_secs: float = PATIENCE_SECS) -> dict[str, Any]:
         """The objects that a selector chooses, and the version of the state that they are of."""
         path = resource.path(self.namespace)
         return self.call(f"list {resource.plural}", lambda: self._json("GET", path, query), patience_secs)
@@ -320,7 +320,7 @@ class Watch(_Reader):
         while not self._ended.is_set():
             try:
                 if version is None:
-                    listed = self._api.list(self._resource, self._selector, PATIENCE_SECS)
+                    listed = self._api.find(self._resource, self._selector, PATIENCE_SECS)
                     version = listed["metadata"]["resourceVersion"]
                     self._events.put((source, "LISTED", listed.get("items") or []))
                 for kind, found in self._changes(version):
