@@ -182,6 +182,26 @@ def test_other_builders_take_the_same_road(tmp_path):
     assert "survived" not in kinds
 
 
+@pytest.mark.parametrize(
+    ("name", "kinds", "task", "num_classes", "num_examples"),
+    [
+        ("diabetes", {"number"}, "regression", 0, 442),
+        ("mnist5k", {"image"}, "classification", 10, 5000),
+        ("penguins", {"number", "category"}, "classification", 3, 344),
+        ("reviews", {"text"}, "classification", 2, 2000),
+    ],
+)
+def test_the_data_of_every_example_is_made_from_what_packages_carry(
+    tmp_path, name, kinds, task, num_classes, num_examples
+):
+    from pipelines.config import load_config
+
+    manifest = prepare(load_config(REPOSITORY / "configs" / f"{name}.yaml").data, 7, tmp_path / "out")
+    assert {feature.kind for feature in manifest.features.values()} == kinds
+    assert (manifest.task, len(manifest.class_names)) == (task, num_classes)
+    assert sum(split.num_examples for split in manifest.splits.values()) == num_examples
+
+
 def test_features_of_a_nested_builder_are_chosen_by_their_path(tmp_path):
     class Nested(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")

@@ -140,10 +140,20 @@ def read_manifest(folder: Path) -> Manifest:
     file = folder / FILE_NAME
     if not file.is_file():
         raise BadInput(f"{folder}: holds no {FILE_NAME}, so it is not a prepared dataset")
-    manifest = parse_json(Manifest, file.read_text(encoding="utf-8"), path=str(file))
+    manifest = parse_json(Manifest, read_utf8(file), path=str(file))
     if manifest.digest != manifest.content_digest():
         raise BadInput(f"{file}: was altered (its digest is {manifest.content_digest()}, it says {manifest.digest})")
     return manifest
+
+
+def read_utf8(file: Path) -> str:
+    """A text file's content. Raises BadInput where there is none that can be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{file}: was altered: it is not UTF-8") from None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
