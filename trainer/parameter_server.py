@@ -25,6 +25,7 @@ from trainer.config import GroupConfig, TrainConfig
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.reading import take
 from trainer.data.records import parser
+from trainer.data.shard_files import shard_paths
 from trainer.errors import EXIT_PREEMPTED, BadInput, WorldFailure
 from trainer.optimizer import clip
 from trainer.preemption import StopSignals
@@ -136,7 +137,7 @@ def _scheduler(
     import tensorflow as tf
 
     split = manifest.splits["train"]
-    files = [str(examples / shard.name) for shard in split.shards]
+    files = shard_paths(examples, manifest, "train")
     batch_size = trainer.config.global_batch_size
 
     def whole_split() -> Any:

@@ -199,7 +199,9 @@ def train_model(train: str, group: str, seed: int, name: str, root: str, example
     config = parse_json(TrainConfig, train, path="train")
     processes = parse_json(GroupConfig, group, path="cluster")
     _present(examples, FILE_NAME)
-    _describe_model(model, config, _trained_here(config, processes, seed, name, root, Path(examples.path), model))
+    _describe_model(
+        model, config, _trained_here(config, processes, seed, name, root, examples.path, examples.uri, model)
+    )
 
 
 @_task("train-distributed")
@@ -219,7 +221,7 @@ def train_distributed(
     engine = parse_json(JobConfig, job, path="job")
     if not is_in_cluster():
         say(f"{engine.launcher} is for a cluster: the processes run on this machine")
-        _describe_model(model, config, _trained_here(config, processes, seed, name, root, Path(examples), model))
+        _describe_model(model, config, _trained_here(config, processes, seed, name, root, examples, examples, model))
         return
     from trainer.checkpoint import run_key
 
@@ -239,13 +241,18 @@ def train_distributed(
 
 
 def _trained_here(
-    config: TrainConfig, processes: GroupConfig, seed: int, name: str, root: str, examples: Path, model: Any
+    config: TrainConfig, processes: GroupConfig, seed: int, name: str, root: str, path: str, uri: str, model: Any
 ) -> dict[str, Any]:
-    """The model in `model.path`, by this process or a group beside it; what its `train.json` holds."""
+    """The model in `model.path`, by this process or a group beside it; what its `train.json` holds.
+
+    Path and URI are the prepared data's.
+    """
     from trainer.checkpoint import run_key
     from trainer.data.manifest import read_manifest
+    from trainer.data.shard_files import leave_in_bucket, without_shards
 
-    key, mirror = run_key(config, seed, read_manifest(examples).digest), None
+    examples, manifest = Path(path), read_manifest(Path(path))
+    key, mirror = run_key(config, seed, manifest.digest), None
     checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / key
     if storage.is_remote(root):  # this machine's disk does not outlive it
         mirror = storage.join(root, f"checkpoints/{name}/{key}")
@@ -253,7 +260,14 @@ def _trained_here(
         from trainer.launch.training import train_as_group as train_it
     else:
         from trainer.loop import fit as train_it
-    return train_it(config, seed, examples, Path(model.path), checkpoints, processes, mirror)
+    with tempfile.TemporaryDirectory() as temporary:
+        if config.read_shards == "streamed":
+            if not storage.is_remote(uri) and (run := os.environ.get("TRIREME_RUN_URI")):
+                uri = storage.join(run, "prepare-data", examples.name)  # where that task's outputs went
+            examples = Path(temporary) / "examples"
+            without_shards(Path(path), examples, manifest)
+            leave_in_bucket(examples, uri)
+        return train_it(config, seed, examples, Path(model.path), checkpoints, processes, mirror)
 
 
 def _describe_model(model: Any, config: TrainConfig, summary: dict[str, Any]) -> None:

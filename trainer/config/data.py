@@ -97,7 +97,8 @@ class DataConfig(Section):
     window: DataWindow | None = None
     """The newest days only, by a `{date}` in `path` or by a column. None: everything."""
     data_dir: str | None = None
-    """`tfds` only: folder with builders that were prepared before, and where new ones are put. None: TFDS's default."""
+    """`tfds` only: folder or `gs://` prefix with builders that were prepared before, and where new ones are put. None: TFDS's
+    default folder."""
     download: bool = True
     """`tfds` only: whether preparation may fetch the dataset from its source when it is not in `data_dir`."""
     splits: Splits = Splits()
