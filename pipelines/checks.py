@@ -39,7 +39,11 @@ def check(config: Config) -> list[Finding]:
 
 
 def _dataset(config: Config) -> Finding:
-    """Whether the builder or the files exist and are at hand; reads metadata only."""
+    """Whether the builder or the files exist, are at hand, and have the splits and columns that are asked of them.
+
+    Reads metadata, and of a table's first file the first rows.
+    """
+    from trainer.data.sources import open_source
     from trainer.data.tfds_source import describe_builder
     from trainer.errors import TriremeError
 
@@ -47,6 +51,8 @@ def _dataset(config: Config) -> Finding:
         return _files(config)
     try:
         description = describe_builder(config.data)
+        if description.prepared:
+            open_source(config.data, None)
     except TriremeError as error:
         return Finding("failed", "dataset", str(error))
     if not description.prepared and config.data.download:
@@ -61,13 +67,17 @@ def _dataset(config: Config) -> Finding:
 def _files(config: Config) -> Finding:
     from datetime import UTC
 
+    from trainer import storage
     from trainer.data.fingerprint import wanted_files
+    from trainer.data.sources import open_source
     from trainer.data.window import days_of
     from trainer.errors import TriremeError
 
     data = config.data
     try:
         found = wanted_files(data.path, data.window)
+        if found and not storage.is_remote(data.path):
+            open_source(data, None)
     except TriremeError as error:
         return Finding("failed", "dataset", str(error))
     window = ""
@@ -272,7 +282,7 @@ def _server(config: Config, connect: Callable[[], "Server"]) -> Iterator[Finding
 
     try:
         server = connect()
-        health = server.call("say how it is", lambda client: client.get_kfp_healthz())
+        health = server.call("say how it is", lambda client: client.get_kfp_healthz(), attempts=2)
     except TriremeError as error:
         yield Finding("failed", "server", str(error))
         return

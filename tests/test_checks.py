@@ -182,3 +182,14 @@ def test_the_command_that_tries_the_bucket_with_the_runs_account_does_what_check
     deed = words[words.index("--") + 1 :]
     done = subprocess.run([sys.executable, *deed[1:]], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_check_looks_for_the_splits_and_columns_that_are_asked_for(operator: Operator, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n1,a\n2,b\n")
+    data = {"source": "csv", "path": str(tmp_path / "a.csv"), "label_key": "lable",
+            "splits": {"train": "80%", "validation": "10%", "test": "10%"}}  # fmt: skip
+    found = findings(operator, "--set", f"data={json.dumps(data)}")
+    assert found["dataset"][0] == "failed"
+    assert 'data.label_key = "lable": there is no such column; did you mean label?' in found["dataset"][1]
+    found = findings(operator, "--set", f"data={json.dumps(data | {'label_key': 'label'})}")
+    assert found["dataset"][0] == "passed"
