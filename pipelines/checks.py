@@ -125,7 +125,13 @@ def check_cluster(config: Config, now: datetime, connect: Callable[[], "Server"]
         now: The moment, for the schedules.
         connect: Gives the way to the server; what it raises becomes a finding.
     """
-    return [*_root(config), *_hardware(config), *_schedules(config, now), *_server(config, connect)]
+    return [
+        *_root(config),
+        *_hardware(config),
+        *_launcher(config),
+        *_schedules(config, now),
+        *_server(config, connect),
+    ]
 
 
 def _root(config: Config) -> Iterator[Finding]:
@@ -216,6 +222,33 @@ def _hardware(config: Config) -> Iterator[Finding]:
         yield Finding(
             "warning", "memory", "cluster.shared_memory = null: NCCL may fail with 64 MiB of /dev/shm; give 1Gi or more"
         )
+
+
+def _launcher(config: Config) -> Iterator[Finding]:
+    """What a training of many pods needs of the cluster, as far as it can be known from here."""
+    cluster = config.cluster
+    job = cluster.job()
+    if job is None:
+        if cluster.is_several:
+            yield Finding(
+                "warning", "launcher", "cluster.launcher = local: all processes share one pod; trainjob gives each its own"
+            )  # fmt: skip
+        return
+    needs = f"the runtime {job.runtime} and " if job.launcher == "trainjob" else ""
+    account = cluster.service_account or "pipeline-runner"
+    yield Finding(
+        "passed", "launcher", f"a {job.launcher} of {cluster.num_pods} pods; the cluster needs {needs}the role of"
+        f" manifests/launcher-rbac.yaml for {account}",
+    )  # fmt: skip
+    if cluster.timeout_secs is None:
+        days = job.deadline_secs // 86400
+        yield Finding(
+            "warning", "launcher", f"cluster.timeout_secs = null: a job whose launcher is lost ends after {days} days only"
+        )  # fmt: skip
+    if cluster.retries == 0:
+        yield Finding(
+            "warning", "launcher", "cluster.retries = 0: nobody takes up the job of a launcher whose node is lost; give 1"
+        )  # fmt: skip
 
 
 def _schedules(config: Config, now: datetime) -> Iterator[Finding]:

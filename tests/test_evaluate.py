@@ -51,7 +51,9 @@ def test_every_example_of_the_manifest_is_counted_once(table, found):
 def test_no_metric_depends_on_the_batch_size(table, found):
     examples, model = table
     other = evaluate(EvaluateConfig(batch_size=7), examples, model, None)
-    assert other["metrics"] == pytest.approx(found["metrics"], abs=1e-6)
+    areas = {"roc_auc", "pr_auc"}  # answers differ in their last bits, and two that were alike may change places
+    for name, value in found["metrics"].items():
+        assert other["metrics"][name] == pytest.approx(value, abs=1e-3 if name in areas else 1e-6), name
     assert other["confusion_matrix"] == found["confusion_matrix"]
 
 

@@ -45,12 +45,15 @@ def test_a_prepared_split_is_scored_whole_and_in_order(digits_model, digits_exam
     assert all(sum(row["probabilities"]) == pytest.approx(1, abs=1e-5) for row in rows)
 
 
-def test_a_folder_of_images_is_scored_and_the_broken_one_is_marked(digits_model, digits_examples, pictures, tmp_path):
-    assert predict(str(digits_model), pictures, tmp_path / "out.jsonl", batch_size=4) == 11
+def test_a_folder_is_scored_file_by_file_and_what_is_no_image_is_marked(
+    digits_model, digits_examples, pictures, tmp_path
+):
+    assert predict(str(digits_model), pictures, tmp_path / "out.jsonl", batch_size=4) == 12
     rows = {row["example"]: row for row in read(tmp_path / "out.jsonl")}
-    assert rows["broken.jpg"] == {
-        "example": "broken.jpg", "ok": False, "class_name": None, "probability": None, "probabilities": None,
-    }  # fmt: skip
+    for name in ("broken.jpg", "notes.txt"):
+        assert rows[name] == {
+            "example": name, "ok": False, "class_name": None, "probability": None, "probabilities": None,
+        }  # fmt: skip
     predict(str(digits_model), digits_examples, tmp_path / "split.jsonl")
     for place, expected in enumerate(read(tmp_path / "split.jsonl")[:10]):
         found = rows[f"{'deeper/' if place % 2 else ''}{place:02}.png"]

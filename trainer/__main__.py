@@ -5,6 +5,7 @@
     python -m trainer evaluate configs/digits.yaml --examples examples --model model --output evaluation
     python -m trainer serve-check configs/digits.yaml --model model --output serving
     python -m trainer export   configs/digits.yaml --examples examples --keras model/model.keras --output exported
+    python -m trainer train-worker '{"train": …}'     # what each pod of a training on Kubernetes runs
 
 Each output folder appears whole or not at all.
 """
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainer.cluster import describe
 from trainer.config import (
     OVERRIDDEN,
     DataConfig,
@@ -54,6 +56,15 @@ SECTIONS = (
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one step and answers its exit code."""
     arguments = _parser().parse_args(words)
+    code = _run(arguments)
+    if arguments.step is _train_worker:
+        from trainer.launch.worker import exit_code_for_operator
+
+        return exit_code_for_operator(code, arguments.request)
+    return code
+
+
+def _run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # The first process of a container does not die of SIGTERM by itself. A training takes over once it can save.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_PREEMPTED))
@@ -106,6 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     step("serve-check", _serve_check, "ask an export in a fresh process, as a server would ask it",
          ("--model", "folder of a trained model"), output)  # fmt: skip
     step("export", _export, "make a SavedModel of a .keras file", examples, ("--keras", "the .keras file"), output)
+    worker = steps.add_parser("train-worker", help="do one pod's part of a training on Kubernetes",
+                              description="Do one pod's part of a training on Kubernetes (docs/kubernetes.md).")  # fmt: skip
+    worker.add_argument("request", metavar="REQUEST", help="what the group is asked to do, as JSON")
+    worker.set_defaults(step=_train_worker)
     return parser
 
 
@@ -168,6 +183,12 @@ def _train(arguments: argparse.Namespace) -> None:
     config, seed = _section(arguments, TrainConfig, "train")
     checkpoints = arguments.checkpoints or arguments.output.with_name(arguments.output.name + ".checkpoints")
     fit(config, seed, arguments.examples, arguments.output, checkpoints, _group(arguments), arguments.mirror)
+
+
+def _train_worker(arguments: argparse.Namespace) -> None:
+    from trainer.launch.worker import train_worker
+
+    train_worker(arguments.request)
 
 
 def _group(arguments: argparse.Namespace) -> GroupConfig:
@@ -236,10 +257,18 @@ def _export(arguments: argparse.Namespace) -> None:
         export_model(model, manifest, reference_examples(arguments.examples, manifest), partial)
 
 
+def _has_parameter_servers() -> bool:
+    try:
+        description = describe(os.environ)
+    except BadInput:
+        return False
+    return description is not None and description.num_parameter_servers > 0
+
+
 if __name__ == "__main__":
     code = main()
-    if '"ps"' in os.environ.get("TF_CONFIG", ""):
-        # With parameter servers the coordinator's destructor waits for a lost worker for ever. All is written by now.
+    if _has_parameter_servers():
+        # The coordinator's destructor waits for a lost worker for ever. All is written by now.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

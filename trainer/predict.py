@@ -23,7 +23,7 @@ from trainer.errors import BadInput
 from trainer.export import SAVED_MODEL, read_metadata
 from trainer.progress import say
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp")
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")  # asked for; not all can be decoded
 
 
 class _Row(NamedTuple):
@@ -152,6 +152,8 @@ def _rows(source: Path, metadata: dict[str, Any], split: str) -> tuple[str, Iter
     images = [name for name, feature in features.items() if feature["kind"] == "image"]
     if (source / "manifest.json").is_file():
         return "serving_default", _prepared(source, features, split)
+    if images and "image_bytes" not in metadata["signatures"]:
+        raise BadInput(f"{source}: the model takes images that no file holds (channels); give a prepared dataset")
     if source.is_dir() or source.suffix.lower() in _IMAGES:
         if len(features) != 1 or not images:
             raise BadInput(
@@ -188,11 +190,16 @@ def _prepared(folder: Path, features: dict[str, Any], split: str) -> Iterator[_R
 def _image_files(source: Path, name: str) -> Iterator[_Row]:
     files = [source]
     if source.is_dir():
-        files = sorted(file for file in source.rglob("*") if file.suffix.lower() in _IMAGES and file.is_file())
+        # Whatever is there is answered, if only as not ok: nobody should count files to see that one is missing.
+        files = sorted(file for file in source.rglob("*") if file.is_file() and not _hidden(file, source))
         if not files:
-            raise BadInput(f"{source}: holds no {', '.join(_IMAGES)} files")
+            raise BadInput(f"{source}: holds no files")
     for file in files:
         yield _Row(str(file.relative_to(source)) if source.is_dir() else str(file), {name: file.read_bytes()})
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _csv_rows(file: Path, features: dict[str, Any]) -> Iterator[_Row]:

@@ -160,7 +160,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _image_files(folder: Path, shape: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Image files that a client may send; `ok` says whether they must be understood, None that both will do."""
+    """Image files that a client may send; `ok` says whether they must be understood."""
     import numpy as np
     from PIL import Image
 
@@ -186,7 +186,11 @@ def _image_files(folder: Path, shape: tuple[int, ...]) -> list[dict[str, Any]]:
         ("a rotated JPEG", encoded(colour, "JPEG", exif=rotated), True),
         ("a PNG with transparency", encoded(colour.convert("RGBA"), "PNG"), True),
         ("a PNG of 16 bits", encoded(deep, "PNG"), True),
-        ("a JPEG in CMYK", encoded(colour.convert("CMYK"), "JPEG"), None),
+        ("a PNG with a palette", encoded(colour.quantize(16), "PNG"), True),
+        ("a JPEG in CMYK", encoded(colour.convert("CMYK"), "JPEG"), True),
+        ("a WebP", encoded(colour, "WEBP"), True),
+        ("a BMP", encoded(colour, "BMP"), True),
+        ("a GIF", encoded(colour, "GIF"), False),
         ("a JPEG cut short", jpeg[: len(jpeg) // 3], False),
         ("a PNG cut short", png[:40], False),
         ("a JPEG that claims 13,000 × 13,000 pixels", jpeg[:frame] + huge + jpeg[frame + 4 :], False),

@@ -56,6 +56,8 @@ def metrics(evaluation: dict) -> Section | None:
         level = finite(evaluation.get("confidence_level"))
         holds = f", which holds the true value in {percent(level)} of cases" if level else ""
         notes.append(f"Under a value: its interval{holds}. ")
+    for name, needed in (evaluation.get("needed") or {}).items():
+        notes.append(join(["No interval of ", metric_name(printable(name, 80)), f" below {needed} examples. "]))
     if changes:
         notes.append("Under a change: its interval and, where it is chance alone, how often one as large is met (p). ")
     if axis:
