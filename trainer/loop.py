@@ -87,7 +87,6 @@ def fit(
         # 1. Who trains, then devices, before anything touches TensorFlow; seeds before any weight is drawn.
         manifest = read_manifest(examples)
         check_sizes(config, manifest)
-        check_memory(config, manifest, description)
         strategy = join_group(config, description, group, stop)
         workers = Consensus(strategy, description)
         seed_everything(config, seed)
@@ -293,38 +292,41 @@ def _run_epoch(run: Run, saver: Checkpoints, bar: Any, stop: StopSignals) -> Non
     if run.train_feed.streams:
         batch = config.global_batch_size
         iterator = run.train_feed.iterator(run.trainer.strategy, batch, epoch, in_epoch * batch, epoch + 1)
-    stopped, steps = False, pace.steps
     while in_epoch < run.steps_per_epoch:
-        num_steps = min(steps, run.steps_per_epoch - in_epoch)
-        if every := config.checkpoint_every_steps:
-            num_steps = min(num_steps, every - state.step % every)
-        if (edge := board.steps_until_profile(state.step)) is not None:
-            num_steps = min(num_steps, edge)
+        # Clocks, signals and a profile's edges differ between workers; what is done about them may not. A worker that made
+        # one step more than the others would wait for them in its all-reduce for ever.
+        secs, every = config.checkpoint_every_secs, config.checkpoint_every_steps
+        chief = run.workers.is_chief
+        late = chief and secs is not None and run.clock() - run.saved_at >= secs
+        asked, late, num_steps = run.workers.add(
+            [float(stop.asked is not None), float(late), float(next_steps(run, in_epoch) if chief else 0)]
+        )
+        if asked or late:
+            save(run, saver)
+        if asked:
+            saver.wait()
+            raise preempted(stop, state)
+
+        num_steps = int(num_steps)
         board.profile(state.step)
         with run.timed("stepping"), pace.measured(num_steps):
             report = run.trainer.train_steps(run.train_feed, iterator, epoch, in_epoch, num_steps, state.skipped_in_row)
         account(run, report, in_epoch, num_steps)
-        if (
-            not config.eager and run.num_workers == 1
-        ):  # a trace of the chief's alone would give its collectives other keys
+        if not config.eager:
             board.graph(lambda: run.trainer.graph(run.train_feed, iterator))
         in_epoch += num_steps
         show(run, report, num_steps, epoch, pace.seconds, bar)
+        if every and state.step % every == 0 and in_epoch < run.steps_per_epoch:
+            save(run, saver)
 
-        # What clocks and signals say differs between workers; what is done about it may not.
-        secs = config.checkpoint_every_secs
-        due = secs is not None and run.clock() - run.saved_at >= secs
-        chief = run.workers.is_chief
-        asked, late, next_steps = run.workers.add(
-            [float(stop.asked is not None), float(chief and due), float(pace.steps if chief else 0)]
-        )
-        stopped, steps = asked > 0, int(next_steps)
-        if in_epoch < run.steps_per_epoch:
-            if stopped or late or (every and state.step % every == 0):
-                save(run, saver)
-            if stopped:
-                saver.wait()
-                raise preempted(stop, state)
+
+def next_steps(run: Run, in_epoch: int) -> int:
+    """How many steps the next call of the compiled loop makes, as far as this process knows."""
+    steps = min(run.pace.steps, run.steps_per_epoch - in_epoch)
+    if every := run.config.checkpoint_every_steps:
+        steps = min(steps, every - run.state.step % every)
+    edge = run.board.steps_until_profile(run.state.step)
+    return steps if edge is None else min(steps, edge)
 
 
 def account(run: Run, report: Report, in_epoch: int, num_steps: int) -> None:
@@ -545,19 +547,6 @@ def check_sizes(config: TrainConfig, manifest: Manifest) -> None:
             raise BadInput("train.early_stopping: there is no validation split to watch; set data.splits.validation")
         if config.keep_best is not None:
             say("there is no validation split: the weights of the last epoch are exported")
-
-
-def check_memory(config: TrainConfig, manifest: Manifest, description: ClusterDescription | None) -> None:
-    """Refuses a streamed split over several workers, which was seen to wait for ever (docs/decisions/0009)."""
-    if description is None or description.num_workers < 2:
-        return
-    for name in ("train", "validation"):
-        split = manifest.splits.get(name)
-        if split is not None and split.num_bytes > config.cache_bytes:
-            raise BadInput(
-                f"train.cache_bytes = {config.cache_bytes:,}: several workers hold each split in memory, and {name} has"
-                f" {split.num_bytes:,} bytes"
-            )
 
 
 def check_replicas(config: TrainConfig, num_replicas: int) -> None:
