@@ -54,10 +54,10 @@ def made(tmp_path_factory):
         TRAIN.to_json(), GroupConfig().to_json(), 7, "tiny", root, "code", made["examples"], made["model"]
     )
     evaluate_model.python_func(
-        EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"], made["metrics"],
+        EASY.to_json(), "tiny", registry, root, "run-1", made["examples"], made["model"], made["evaluation"], made["metrics"],
         made["classification_metrics"],
     )  # fmt: skip
-    check_serving.python_func(SERVING.to_json(), made["model"], made["serving_check"])
+    check_serving.python_func(SERVING.to_json(), root, "run-1", made["model"], made["serving_check"])
     made["blessed"] = judge_model.python_func(
         EASY.to_json(), "tiny", root, "run-1", made["model"], made["evaluation"], made["serving_check"],
         made["verdict"], made["report"], made["summary"],

@@ -3,6 +3,7 @@
 import io
 import json
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from PIL import Image
@@ -13,6 +14,7 @@ from trainer.data.frames import FrameWriter
 from trainer.data.prepare import BAD_RECORDS_FILE, prepare
 from trainer.data.reading import load_split
 from trainer.data.statistics import read_statistics
+from trainer.data.tfrecord_source import TfrecordSource
 from trainer.errors import BadInput
 
 SHARES = Splits(train="60%", validation=None, test="40%")
@@ -164,6 +166,34 @@ def test_a_bad_record_among_good_ones_is_named_by_its_number(tmp_path):
     assert "sides" in listed[1]["reason"]
     assert listed[2]["reason"] == "pixels has 5 bytes, and [2, 4, 1] needs 8"
     assert sum(split.num_examples for split in manifest.splits.values()) == 20
+
+
+def test_records_read_many_at_a_time_hold_what_they_hold_one_by_one(tmp_path, monkeypatch):
+    chance = np.random.default_rng(3)
+    records = []
+    for number in range(900):
+        made = example(number % 250)
+        made.features.feature["pixels"].bytes_list.value[0] = chance.bytes(8)
+        made.features.feature["label"].int64_list.value[0] = number % 7 if number < 800 else 1_234_567 + number % 2
+        made.features.feature["weight"].float_list.value.append(-1 if number == 300 else number)
+        del made.features.feature["word"]
+        records.append(made.SerializeToString())
+    (tmp_path / "in").mkdir()
+    write_records(tmp_path / "in" / "a.tfrecord", records)
+    settings = record_config(tmp_path / "in", on_bad_record="skip", weight_key="weight")
+    described = {key: value for key, value in settings.record_features.items() if key != "word"}
+    described["weight"] = RecordFeature(type="float32")
+    settings = settings.model_copy(update={"record_features": described, "kinds": {"pixels": "image"}})
+    together = []
+    real = TfrecordSource._all_alike
+    monkeypatch.setattr(TfrecordSource, "_all_alike", lambda *a: together.append(real(*a)) or together[-1])
+    many = prepare(settings, 7, tmp_path / "many")
+    learnt, with_a_bad_one, alike, with_long_labels = (chunk is not None for chunk in together)
+    assert (learnt, with_a_bad_one, alike, with_long_labels) == (False, False, True, False)
+    monkeypatch.setattr(TfrecordSource, "_all_alike", lambda *a: None)
+    assert prepare(settings, 7, tmp_path / "one").digest == many.digest
+    assert many.num_skipped == 1
+    assert many.class_names == [*"0123456", "1234567", "1234568"]
 
 
 def test_a_record_with_an_infinite_number_is_a_bad_one(tmp_path):

@@ -52,6 +52,7 @@ def fit(
     group: GroupConfig | None = None,
     mirror: str | None = None,
     clock: Callable[[], float] = time.monotonic,
+    deliver: Callable[[Path], None] | None = None,
 ) -> dict[str, Any]:
     """Trains and exports a model. Every process of a group calls it; the environment says who it is.
 
@@ -65,6 +66,8 @@ def fit(
         group: How patient the processes are with one another.
         mirror: Prefix of object storage that checkpoints are copied to, and found again on another machine.
         clock: Seconds that only grow.
+        deliver: Called by the chief with the finished model's folder while the checkpoints are still there: whatever ends
+            it, the training is not lost.
 
     Returns:
         What `train.json` holds: steps, epochs, the validation of the exported weights, throughput.
@@ -81,7 +84,7 @@ def fit(
             from trainer.parameter_server import fit_asynchronously
 
             return fit_asynchronously(
-                config, seed, examples, folder, checkpoints, mirror, description, group, stop, clock
+                config, seed, examples, folder, checkpoints, mirror, description, group, stop, clock, deliver
             )
 
         # 1. Who trains, then devices, before anything touches TensorFlow; seeds before any weight is drawn.
@@ -99,6 +102,7 @@ def fit(
 
         # 2. Data and model, tried on one batch.
         run = prepare_run(config, seed, examples, manifest, strategy, workers, clock)
+        run.deliver = deliver
         check_model(run.trainer, run.train_feed, config, strategy_name=config.strategy)
         announce(run)
         if config.loop == "keras_fit":
@@ -172,6 +176,8 @@ class Run:
     num_examples: int = 0
     """Examples that this try has trained on."""
     saved_at: float = 0.0
+    deliver: Callable[[Path], None] | None = None
+    """What the chief does with the finished model's folder."""
 
     def begin(self) -> None:
         """The long work begins."""
@@ -477,6 +483,8 @@ def finish_run(run: Run, seed: int, folder: Path) -> dict[str, Any]:
             history = "".join(json.dumps(row) + "\n" for row in state.history)
             (partial / "history.jsonl").write_text(history, encoding="utf-8")
             (partial / "train.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        if run.deliver is not None:
+            run.deliver(folder)
     if rate and seconds:
         shares = ", ".join(f"{kind.replace('_', ' ')} {value / seconds:.0%}" for kind, value in run.seconds.items())
         say(

@@ -107,13 +107,15 @@ def _new_run_folder(config: Config, root: Path) -> Path:
 
 def _execute(work: _Run) -> BaseException | None:
     """Runs the pipeline to its end; what stopped it, if anything did."""
-    from kfp import components, local
+    from kfp import components, dsl, local
 
     from pipelines.training import compile_pipeline, places_of
 
     package = work.folder / "pipeline.yaml"
     compile_pipeline(work.config, package)
-    document, *others = yaml.safe_load_all(package.read_text(encoding="utf-8"))
+    moment = datetime.now(UTC).isoformat(timespec="seconds")  # kfp's local runner cannot tell it
+    text = package.read_text(encoding="utf-8").replace(dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER, moment)
+    document, *others = yaml.safe_load_all(text)
     _drop_retries(document)
     work.tasks.adapt(document)
     pipeline = components.load_component_from_text(yaml.safe_dump_all([document, *others]))

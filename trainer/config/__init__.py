@@ -5,6 +5,7 @@ Kubeflow Pipelines turns the integers of a dictionary into floats.
 """
 
 from trainer.config.data import (
+    SHARDS_FOR_MOST,
     CheckName,
     DataConfig,
     DataWindow,
@@ -15,6 +16,7 @@ from trainer.config.data import (
     ValidateConfig,
 )
 from trainer.config.evaluate import EvaluateConfig, OwnMetric, ServingConfig, Slicing, Threshold
+from trainer.config.launch import JobConfig
 from trainer.config.release import Channel, Event, NotifyConfig, PushConfig, RetrainConfig
 from trainer.config.section import (
     OVERRIDDEN,
@@ -39,6 +41,7 @@ from trainer.config.train import (
 
 __all__ = [
     "OVERRIDDEN",
+    "SHARDS_FOR_MOST",
     "Augmentation",
     "Channel",
     "CheckName",
@@ -49,6 +52,7 @@ __all__ = [
     "Event",
     "Fraction",
     "GroupConfig",
+    "JobConfig",
     "KindName",
     "LearningRateSchedule",
     "NotifyConfig",

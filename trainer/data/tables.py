@@ -18,12 +18,15 @@ from trainer.config import DataConfig, suggestion
 from trainer.data.files import SourceFile, content_identity, describe_files, find_files
 from trainer.data.manifest import Feature, Kind
 from trainer.data.pictures import decode_columns, first_size
-from trainer.data.rows import Row, column_names, num_groups, read_rows
+from trainer.data.rows import Row, column_names, num_groups, pieces, read_rows
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
+from trainer.data.window import Days
 from trainer.errors import BadInput
 from trainer.progress import say
 
 _CHUNK = 512
+_PIECE_BYTES = 32 * 1024**2
+_MOST_PIECES = 64  # of a file, because every shard looks into every part
 _IMAGE_CHUNK = 64  # files as they are, which may be large
 _SAMPLE_ROWS = 10_000
 _MOST_CLASS_NUMBERS = 20  # a label of whole numbers with at most so many values is taken for classes
@@ -46,7 +49,7 @@ class TableSource:
 
     def __init__(self, config: DataConfig, local: Path | None) -> None:
         self._config, self._form = config, config.source
-        self._files = find_files(config, local)
+        self._files, self._days = find_files(config, local), Days(config)
         self._missing = frozenset(config.missing_values if config.source in ("csv", "tsv") else ())
         sampled, known = self._first_columns()
         self._choose(known)
@@ -60,31 +63,34 @@ class TableSource:
         self.parts = list(self._cut())
 
     def identity(self) -> dict[str, Any]:
-        """Name and digest of every file."""
-        return {**self.description(), "files": content_identity(self._files)}
+        """Name and digest of every file, and the days of the rows."""
+        return {**self.description(), "files": content_identity(self._files), **self._days.identity()}
 
     def description(self) -> dict[str, str | int | None]:
         """Kind and names, for the manifest."""
         return describe_files(self._config, self._files)
 
     def read(self, part: Part) -> Iterator[Chunk]:
-        """The rows of a file, as values."""
-        place, group = part.place
+        """The rows of a piece of a file, as values."""
+        place, some = part.place
         file = self._files[place]
-        rows = read_rows(file.path, self._form, self._columns, group)
+        rows = read_rows(file.path, self._form, self._columns, some)
         has_images = "image" in self._kinds.values()
-        while some := list(islice(rows, _IMAGE_CHUNK if has_images else _CHUNK)):
-            yield self._chunk(file, some)
+        while chunk := list(islice(rows, _IMAGE_CHUNK if has_images else _CHUNK)):
+            yield self._chunk(file, chunk)
 
     def _chunk(self, file: SourceFile, rows: list[Row]) -> Chunk:
         kept: list[list[Any]] = []
         numbers = []
         bad = []
+        day = self._columns.index(self._days.column) if self._days.column else None
         for row in rows:
             if row.fault is not None:
                 bad.append(BadRecord(file.name, row.number, row.fault))
                 continue
             try:
+                if day is not None and not self._days.wants(row.values[day]):
+                    continue
                 kept.append(self._values(file, row.values))
             except ValueError as error:
                 bad.append(BadRecord(file.name, row.number, str(error)))
@@ -131,6 +137,8 @@ class TableSource:
                 if value is None:
                     raise ValueError(f"{key}, which decides the split, is missing")
                 found.append(_text(key, value))
+            elif key == self._days.column and key not in self._kinds:
+                found.append(None)
             elif self._kinds[key] == "number":
                 found.append(_number(key, value))
             elif self._kinds[key] == "image":
@@ -153,12 +161,14 @@ class TableSource:
 
     def _choose(self, known: list[str]) -> None:
         config = self._config
-        others = [key for key in (config.label_key, config.weight_key, config.splits.by) if key is not None]
+        day = self._days.column
+        others = [key for key in (config.label_key, config.weight_key, config.splits.by, day) if key is not None]
         inputs = config.input_keys if config.input_keys is not None else [key for key in known if key not in others]
         for setting, keys in (
             ("label_key", [config.label_key]),
             ("weight_key", [config.weight_key]),
             ("splits.by", [config.splits.by]),
+            ("window.column", [day]),
             ("input_keys", inputs),
         ):
             for key in keys:
@@ -240,13 +250,15 @@ class TableSource:
         for place, file in enumerate(self._files):
             size = file.path.stat().st_size
             if self._form != "parquet":
-                yield Part(file.split, [place, None], None, size)
+                for piece in pieces(file.path, self._form, max(_PIECE_BYTES, size // _MOST_PIECES)):
+                    yield Part(file.split, [place, piece], None, piece.end - piece.start)
                 continue
             groups = num_groups(file.path)
             if not groups:
                 yield Part(file.split, [place, None], 0, size)
             for group, num_rows in enumerate(groups):
-                yield Part(file.split, [place, group], num_rows, size // len(groups))
+                wanted = None if self._days.column else num_rows  # of some rows the day is known once they are read
+                yield Part(file.split, [place, group], wanted, size // len(groups))
 
 
 def _image_files(file: SourceFile, key: str, values: Sequence[Any]) -> Iterator[bytes]:

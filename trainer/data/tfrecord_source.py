@@ -15,9 +15,11 @@ from trainer.data.manifest import Feature, Kind
 from trainer.data.pictures import decode_columns
 from trainer.data.records import ExampleReader
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
+from trainer.data.window import Days
 from trainer.errors import BadInput
 
-_CHUNK = 128
+_CHUNK = 256
+_DTYPES = {"bytes": np.uint8, "float32": "<f4", "int64": np.int64}
 
 
 class TfrecordSource:
@@ -35,8 +37,8 @@ class TfrecordSource:
 
     def __init__(self, config: DataConfig, local: Path | None) -> None:
         self._config, self._spec = config, config.record_features
-        self._files = find_files(config, local)
-        others = {config.label_key, config.weight_key, config.splits.by}
+        self._files, self._days = find_files(config, local), Days(config)
+        others = {config.label_key, config.weight_key, config.splits.by, self._days.column}
         inputs = config.input_keys or [name for name in self._spec if name not in others]
         if not inputs:
             raise BadInput("data.record_features: holds nothing but the label; an input is needed")
@@ -58,13 +60,15 @@ class TfrecordSource:
         self._used = dict.fromkeys(
             [*inputs, *[key for key in (config.label_key, config.weight_key, config.splits.by) if key]]
         )
+        self._dtypes = {key: np.dtype(_DTYPES[self._spec[key].type]) for key in self._used}
+        self._is_plain = not (config.splits.by or self._days.column) and all(self._plain(key) for key in self._used)
         self.parts = [
             Part(file.split, [place], None, file.path.stat().st_size) for place, file in enumerate(self._files)
         ]
 
     def identity(self) -> dict[str, Any]:
-        """Name and digest of every file."""
-        return {**self.description(), "files": content_identity(self._files)}
+        """Name and digest of every file, and the days of the records."""
+        return {**self.description(), "files": content_identity(self._files), **self._days.identity()}
 
     def description(self) -> dict[str, str | int | None]:
         """Kind and names, for the manifest."""
@@ -73,7 +77,7 @@ class TfrecordSource:
     def read(self, part: Part) -> Iterator[Chunk]:
         """The records of a file, as values."""
         file = self._files[part.place[0]]
-        self._reader = ExampleReader(self._used)
+        self._reader = ExampleReader([*self._used, *([self._days.column] if self._days.column else [])])
         rows: list[tuple[int, bytes]] = []
         number = 0
         damage = None
@@ -94,12 +98,18 @@ class TfrecordSource:
 
     def _chunk(self, name: str, rows: list[tuple[int, bytes]]) -> Chunk:
         """Turns records into columns, leaving out those that have a value that is bad."""
+        if self._is_plain and (chunk := self._all_alike([record for _, record in rows])) is not None:
+            return chunk
         kept: list[tuple[int, dict[str, Any]]] = []
         bad = []
-        read = self._reader
+        read, day = self._reader, self._days.column
         for number, record in rows:
             try:
                 example = read(record)
+                if day is not None:
+                    raw = self._raw(day, example.get(day, []))
+                    if not self._days.wants(raw if isinstance(raw, bytes) else raw.item()):
+                        continue
                 found = {key: self._value(key, self._raw(key, example.get(key, []))) for key in self._used}
             except ValueError as error:
                 bad.append(BadRecord(name, number, str(error)))
@@ -124,6 +134,48 @@ class TfrecordSource:
             [str(value) for value in values[config.splits.by]] if config.splits.by else None,
             {self._names[key]: listed for key, listed in sizes.items()},
             sorted(bad, key=lambda record: record.row),
+        )
+
+    def _plain(self, key: str) -> bool:
+        """Whether a feature's values are as long in every record."""
+        spec = self._spec[key]
+        if key in (self._config.label_key, self._config.weight_key):
+            return spec.type != "bytes"
+        return spec.type != "bytes" or (_kind(key, spec, self._config) == "image" and not spec.encoded)
+
+    def _all_alike(self, records: list[bytes]) -> Chunk | None:
+        """Columns of records that look alike and hold nothing bad, all at once. None where one might."""
+        config, count = self._config, len(records)
+        found = self._reader.read_all(records) if records else None
+        if found is None or {key: values.dtype for key, values in found.items()} != self._dtypes:
+            return None
+        columns: dict[str, Any] = {}
+        for name, key in self._inputs.items():
+            feature, values = self.features[name], found[key]
+            if feature.kind not in ("image", "number") or values.shape[1] != math.prod(feature.shape):
+                return None
+            if feature.kind == "number":
+                values = values.astype(np.float32)
+                if np.isinf(values).any():
+                    return None
+            columns[name] = values.reshape(count, *feature.shape)
+        labels, weights = found[config.label_key], found[config.weight_key] if config.weight_key else None
+        for values in (labels, weights):
+            if values is not None and (values.shape[1] != 1 or not np.isfinite(values).all()):
+                return None
+        if weights is not None and (weights < 0).any():
+            return None
+        spec = self._spec[config.label_key]
+        known = {
+            value: _label(config.label_key, np.array(value), spec, self.is_classification)
+            for value in set(labels[:, 0].tolist())
+        }
+        sizes = {name: [f"{f.shape[0]}×{f.shape[1]}"] * count for name, f in self.features.items() if f.kind == "image"}
+        return Chunk(
+            columns,
+            [known[value] for value in labels[:, 0].tolist()],
+            None if weights is None else weights[:, 0].tolist(),
+            image_sizes=sizes,
         )
 
     def _raw(self, key: str, listed: list[Any]) -> Any:
@@ -193,7 +245,9 @@ def _label(key: str, raw: Any, spec: RecordFeature, is_class: bool) -> Any:
     if is_class and raw == b"":
         raise ValueError(f"the label {key} is missing")
     if is_class:
-        return _text(key, raw) if spec.type == "bytes" else f"{raw.item():g}"
+        return (
+            _text(key, raw) if spec.type == "bytes" else str(raw.item()) if spec.type == "int64" else f"{raw.item():g}"
+        )
     value = float(raw)
     if not np.isfinite(value):
         raise ValueError(f"the label {key} is not finite")
