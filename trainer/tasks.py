@@ -35,6 +35,7 @@ from trainer.config import (
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError, WorldFailure
 from trainer.outcome import note, read, withdraw_failure
 from trainer.progress import say
+from trainer.provenance import provenance
 from trainer.registry import Conflict, Registry, Version
 
 RECORDS_FOLDER = "tasks"
@@ -448,7 +449,6 @@ def _page(
     model: Any,
 ) -> str:
     """The HTML page of a judgement."""
-    from trainer.provenance import provenance
     from trainer.report import render
 
     history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
@@ -600,6 +600,8 @@ def _record(name: str, fields: dict[str, Any], started: float) -> None:
     if not folder:
         return
     record = {"task": name, **fields, "seconds": round(time.monotonic() - started, 3)}
+    if "TRIREME_REVISION" in os.environ:  # in an image, whose packages and code whoever watches cannot see
+        record["provenance"] = provenance()
     try:
         (Path(folder) / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
         (Path(folder) / RECORDS_FOLDER / f"{name}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
