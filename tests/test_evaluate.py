@@ -191,7 +191,7 @@ def test_numbers_have_their_metrics_slices_and_mistakes(number_table):
     assert [row["slice"].split(" = ")[0] for row in found["slices"]] == ["colour"] * 3
     gaps = [abs(mistake["label"] - mistake["predicted"]) for mistake in found["mistakes"]]
     assert gaps == sorted(gaps, reverse=True)
-    assert "colour" in found["mistakes"][0]["text"]
+    assert set(found["mistakes"][0]["values"]) == {"colour", "size"}
     assert judge(EvaluateConfig(), found)["blessed"]
 
 

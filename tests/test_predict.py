@@ -100,6 +100,15 @@ def test_a_bad_table_is_refused_by_its_line_and_leaves_no_output(table, tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["in.csv"]
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_file_that_is_not_utf_8_is_refused(table, tmp_path, ending):
+    line = {"csv": 'size,colour\n1,"r\u00f6d"\n', "jsonl": '{"size": 1, "colour": "r\u00f6d"}\n'}[ending]
+    (tmp_path / f"in.{ending}").write_bytes(line.encode("latin-1"))
+    with pytest.raises(BadInput, match=f"in.{ending}: is not UTF-8"):
+        predict(str(table[1]), tmp_path / f"in.{ending}", tmp_path / "out.csv")
+    assert [file.name for file in tmp_path.iterdir()] == [f"in.{ending}"]
+
+
 def test_what_cannot_be_scored_is_refused(table, digits_model, pictures, tmp_path):
     (tmp_path / "in.xyz").write_text("")
     (tmp_path / "in.jsonl").write_text("\n")

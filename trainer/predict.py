@@ -223,24 +223,31 @@ def _csv_rows(file: Path, features: dict[str, Any]) -> Iterator[_Row]:
 
 
 def _jsonl_rows(file: Path, features: dict[str, Any]) -> Iterator[_Row]:
-    with file.open(encoding="utf-8-sig") as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                given = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise BadInput(f"{file}:{number}: is not JSON ({error.msg})") from None
-            if not isinstance(given, dict):
-                raise BadInput(f"{file}:{number}: must be an object")
-            _check_columns(f"{file}:{number}", list(given), features)
-            yield _Row(str(number), _converted(given, features, file, number))
+    for number, line in _lines(file):
+        try:
+            given = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{file}:{number}: is not JSON ({error.msg})") from None
+        if not isinstance(given, dict):
+            raise BadInput(f"{file}:{number}: must be an object")
+        _check_columns(f"{file}:{number}", list(given), features)
+        yield _Row(str(number), _converted(given, features, file, number))
 
 
 def _text_lines(file: Path, features: dict[str, Any]) -> Iterator[_Row]:
     if len(features) != 1 or next(iter(features.values()))["kind"] not in ("text", "category"):
         raise BadInput(f"{file}: the model takes {', '.join(features)}, not one text; give a .csv or .jsonl file")
+    for number, line in _lines(file):
+        yield _Row(str(number), {next(iter(features)): line})
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
     with file.open(encoding="utf-8-sig") as stream:
-        for number, line in enumerate(stream, 1):
-            yield _Row(str(number), {next(iter(features)): line.rstrip("\n")})
+        try:
+            for number, line in enumerate(stream, 1):
+                yield number, line.rstrip("\n")
+        except UnicodeDecodeError:
+            raise BadInput(f"{file}: is not UTF-8") from None
 
 
 def _check_columns(where: str, names: list[str], features: dict[str, Any]) -> None:

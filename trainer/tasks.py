@@ -19,6 +19,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.config import (
+    JOB_VARIABLE,
     DataConfig,
     EvaluateConfig,
     GroupConfig,
@@ -34,6 +35,7 @@ from trainer.config import (
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError, WorldFailure
 from trainer.outcome import note, read, withdraw_failure
 from trainer.progress import say
+from trainer.provenance import provenance
 from trainer.registry import Conflict, Registry, Version
 
 RECORDS_FOLDER = "tasks"
@@ -205,26 +207,26 @@ def train_model(train: str, group: str, seed: int, name: str, root: str, example
 
 
 @_task("train-distributed")
-def train_distributed(
-    train: str, group: str, job: str, seed: int, name: str, root: str, examples: str, model: Any
-) -> None:
+def train_distributed(train: str, group: str, seed: int, name: str, root: str, examples: str, model: Any) -> None:
     """What `train_model` does, by a job of many pods; `examples` is where the dataset is, which this task does not hold.
 
-    On a person's own machine the processes run beside this one instead.
+    What the pods are like stands in the environment (`JOB_VARIABLE`). On a person's own machine the processes run beside
+    this one instead.
     """
     from trainer.data.manifest import FILE_NAME
-    from trainer.launch.distributed import is_in_cluster, train_on_cluster
+    from trainer.launch.distributed import check_places, is_in_cluster, train_on_cluster
     from trainer.launch.worker import WorkerRequest
 
     config = parse_json(TrainConfig, train, path="train")
     processes = parse_json(GroupConfig, group, path="cluster")
-    engine = parse_json(JobConfig, job, path="job")
-    if not is_in_cluster():
-        say(f"{engine.launcher} is for a cluster: the processes run on this machine")
+    if not is_in_cluster(os.environ):
+        say("a job of many pods is for a cluster: here its processes run on this machine")
         _describe_model(model, config, _trained_here(config, processes, seed, name, root, examples, examples, model))
         return
     from trainer.checkpoint import run_key
 
+    job = parse_json(JobConfig, os.environ.get(JOB_VARIABLE, ""), path=JOB_VARIABLE)
+    check_places({"examples": examples, "model": model.uri, "root": root})
     manifest, _ = storage.read_json(storage.join(examples, FILE_NAME))
     if manifest is None:
         raise _deleted_since(examples, FILE_NAME)
@@ -237,7 +239,7 @@ def train_distributed(
         model=model.uri,
         checkpoints=storage.join(root, f"checkpoints/{name}/{run_key(config, seed, digest)}"),
     )
-    _describe_model(model, config, train_on_cluster(asked, engine, name, "train-distributed", digest))
+    _describe_model(model, config, train_on_cluster(asked, job, name, "train-distributed", digest))
 
 
 def _trained_here(
@@ -447,7 +449,6 @@ def _page(
     model: Any,
 ) -> str:
     """The HTML page of a judgement."""
-    from trainer.provenance import provenance
     from trainer.report import render
 
     history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
@@ -599,6 +600,8 @@ def _record(name: str, fields: dict[str, Any], started: float) -> None:
     if not folder:
         return
     record = {"task": name, **fields, "seconds": round(time.monotonic() - started, 3)}
+    if "TRIREME_REVISION" in os.environ:  # in an image, whose packages and code whoever watches cannot see
+        record["provenance"] = provenance()
     try:
         (Path(folder) / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
         (Path(folder) / RECORDS_FOLDER / f"{name}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")

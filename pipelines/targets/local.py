@@ -225,7 +225,7 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
         "artifacts": _shown_artifacts(work, artifacts),
         "digests": {"examples": evaluation["data_digest"] if evaluation else None},
         "config": work.config.model_dump(mode="json"),
-        **provenance(),
+        **next((record["provenance"] for record in records.values() if "provenance" in record), provenance()),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     pushed = _read(artifacts.get("pushed_model"), "version.json")

@@ -102,11 +102,12 @@ def _kept(
     key = _key(source, config, seed)
     kept = store / key
     with locked(_made(store) / f".{key}.lock", "waiting for another run that prepares the same data"):
+        work = store / f".{key}.work"
         if manifest := _whole(kept):
+            shutil.rmtree(work, ignore_errors=True)  # of one that was killed when all was done
             say(f"reusing the prepared data {manifest.digest} ({_counts(manifest)})")
             return kept, manifest
         shutil.rmtree(kept, ignore_errors=True)  # damaged, or it would have been taken
-        work = store / f".{key}.work"
         manifest = _prepared(source, config, local, seed, kept, _made(work), num_workers)
         shutil.rmtree(work, ignore_errors=True)
         return kept, manifest
