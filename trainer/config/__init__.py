@@ -5,6 +5,7 @@ Kubeflow Pipelines turns the integers of a dictionary into floats.
 """
 
 from trainer.config.data import (
+    SHARDS_FOR_MOST,
     CheckName,
     DataConfig,
     DataWindow,
@@ -41,6 +42,7 @@ from trainer.config.train import (
 __all__ = [
     "JOB_VARIABLE",
     "OVERRIDDEN",
+    "SHARDS_FOR_MOST",
     "Augmentation",
     "Channel",
     "CheckName",
