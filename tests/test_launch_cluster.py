@@ -599,6 +599,7 @@ def test_the_task_hands_on_places_and_neither_data_nor_model(server, gcs, tmp_pa
         server.change("trainjobs", name, **condition("Complete"))
         out, errors = process.communicate(timeout=200)
     assert process.returncode == 0, errors
+    assert {one.token for one in server.requests} == {"Bearer a-token"}
     assert "'data_digest', 'epochs', 'framework', 'model', 'num_parameters'" in out
     assert not list(tmp_path.rglob("*.tfrecord"))
 
