@@ -23,10 +23,14 @@ from components.train_model import train_model
 from components.validate_data import validate_data
 from pipelines.config import ClusterConfig, Config
 from pipelines.pods import dress, dress_training, give_addresses, give_run
+from trainer.config import JOB_VARIABLE, SHARDS_FOR_MOST
 from trainer.data.fingerprint import source_of
 from trainer.data.schema import read_schema
 from trainer.errors import BadInput
+from trainer.launch.job import literal
 from trainer.provenance import source_digest
+
+_LONGEST_SCHEMA_BYTES = 96 * 1024  # Linux starts no process with an argument over 128 KB
 
 SECTIONS = ("data", "train", "evaluate", "serving", "push", "retrain")
 
@@ -100,7 +104,6 @@ def build_pipeline(config: Config) -> Any:
                 trained = train_distributed(
                     train=train,
                     group=group,
-                    job=job.to_json(),
                     seed=seed,
                     name=name,
                     root=root,
@@ -149,7 +152,9 @@ def build_pipeline(config: Config) -> Any:
         for task in others:
             task.set_caching_options(False)
         if job is None:
-            dress_training(trained, config.cluster)  # the pods of a job are dressed by its template
+            dress_training(trained, config.cluster)
+        else:  # its pods are dressed by the template in it
+            trained.set_env_variable(JOB_VARIABLE, literal(job.to_json()))
         if config.notify is not None:
             give_addresses(outcome, config.notify)
             for task in cached:  # the others are told their run; it must be no parameter where it would undo the cache
@@ -178,6 +183,10 @@ def compile_pipeline(config: Config, file: Path) -> None:
 def parameters_of(config: Config, root: str | None = None) -> dict[str, Any]:
     """Arguments of the pipeline: each section of a step as one JSON string, the seed, and the places that are known."""
     sections = {name: getattr(config, name).to_json() for name in SECTIONS}
+    workers = config.cluster.num_workers
+    if config.data.min_shards is None and workers > SHARDS_FOR_MOST:
+        # Only such groups: another number of workers must not prepare the data again.
+        sections["data"] = config.data.model_copy(update={"min_shards": workers}).to_json()
     return {**sections, "group": config.cluster.group().to_json(), "seed": config.seed, **places_of(config, root)}
 
 
@@ -219,7 +228,13 @@ def _schema_text(config: Config) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8"
         raise BadInput(f"validate_data.schema_file = {file}: cannot be read: {reason}") from None
-    return read_schema(text, path=str(file)).to_text()
+    schema = read_schema(text, path=str(file)).to_text()
+    if len(schema.encode()) > _LONGEST_SCHEMA_BYTES:
+        raise BadInput(
+            f"validate_data.schema_file = {file}: has {len(schema.encode()):,} bytes; it travels as an argument, which"
+            f" holds {_LONGEST_SCHEMA_BYTES:,}: leave out `values` of features that have many"
+        )
+    return schema
 
 
 def _retry(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:

@@ -10,7 +10,8 @@ from conftest import REPOSITORY
 
 from pipelines.cli import main
 from pipelines.config import load_config
-from pipelines.training import compile_pipeline
+from pipelines.training import compile_pipeline, parameters_of
+from trainer.errors import BadInput
 
 
 @pytest.fixture
@@ -105,12 +106,14 @@ def test_a_training_of_many_pods_takes_the_place_of_the_one_pods(compiled, launc
         model = tasks_of(spec)["evaluate-model"]["inputs"]["artifacts"]["model"]["taskOutputArtifact"]
         assert model == {"outputArtifactKey": "model", "producerTask": name}
     inputs = after["inputs"]["parameters"]
-    assert inputs.keys() - before["inputs"]["parameters"].keys() == {"job", "examples"}
+    assert inputs.keys() - before["inputs"]["parameters"].keys() == {"examples"}  # the cache compares no pod's settings
     assert "artifacts" not in after["inputs"]  # an artifact would be fetched into the launching pod
     assert inputs["examples"]["taskOutputParameter"] == {"outputParameterKey": "Output", "producerTask": "prepare-data"}
     assert after["cachingOptions"] == before["cachingOptions"]
     assert after["retryPolicy"] == before["retryPolicy"]
-    job = json.loads(inputs["job"]["runtimeValue"]["constant"])
+    (variable,) = many["deploymentSpec"]["executors"]["exec-train-distributed"]["container"]["env"]
+    assert variable["name"] == "TRIREME_JOB"
+    job = json.loads(variable["value"])
     assert (job["launcher"], job["deadline_secs"]) == (launcher, 3600)
     assert job["pod"]["spec"]["containers"][0]["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "2"}
 
@@ -121,7 +124,8 @@ def test_the_launching_pod_asks_for_no_accelerator_and_no_time_limit(configurati
     compile_pipeline(load_config(configuration(), [*GROUP, *settings]), tmp_path / "p.yaml")
     spec, *others = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
     container = spec["deploymentSpec"]["executors"]["exec-train-distributed"]["container"]
-    assert not {"resources", "env"} & set(container)
+    assert "resources" not in container
+    assert [one["name"] for one in container["env"]] == ["TRIREME_JOB"]
     for other in others:
         pods = other["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
         assert "exec-train-distributed" not in pods
@@ -173,3 +177,26 @@ def test_an_output_that_cannot_be_written_is_refused(configuration, tmp_path, ca
     assert main(["compile", str(configuration()), "-o", str(tmp_path / target)]) == 2
     assert "trireme: --output = " in capsys.readouterr().err
     assert not (tmp_path / target).exists()
+
+
+def test_only_a_large_group_of_workers_prepares_the_data_anew(configuration):
+    def data_of(num_workers, *settings):
+        settings = [f"cluster.num_workers={num_workers}", "train.strategy=multi_worker_mirrored", *settings]
+        return json.loads(parameters_of(load_config(configuration(), settings))["data"])
+
+    assert data_of(2) == data_of(16)
+    assert data_of(17)["min_shards"] == 17
+    assert data_of(17, "data.min_shards=3")["min_shards"] == 3
+
+
+def test_the_pipeline_holds_the_schema_itself_and_refuses_one_that_no_argument_can_hold(compiled, tmp_path):
+    def compiled_with(values):
+        label = {"kind": "category", "values": values}
+        schema = {"features": {}, "label_name": "label", "label": label}
+        (tmp_path / "schema.json").write_text(json.dumps(schema))
+        return compiled(f"validate_data={{schema_file: {tmp_path}/schema.json}}")
+
+    given = tasks_of(compiled_with(["a", "b"]))["validate-data"]["inputs"]["parameters"]["schema"]
+    assert json.loads(given["runtimeValue"]["constant"])["label"]["values"] == ["a", "b"]
+    with pytest.raises(BadInput, match=r"schema.json: has 1[0-9]{2},[0-9]{3} bytes"):
+        compiled_with([f"{number:060}" for number in range(2000)])

@@ -87,8 +87,9 @@ def reference_examples(examples: Path, manifest: Manifest) -> dict[str, np.ndarr
     import tensorflow as tf
 
     from trainer.data.records import parser
+    from trainer.data.shard_files import shard_files
 
-    files = [str(examples / shard.name) for shard in manifest.splits["train"].shards]
+    files = shard_files(examples, manifest, "train", NUM_REFERENCE)
     records = tf.data.TFRecordDataset(files).batch(NUM_REFERENCE).take(1).map(parser(manifest))
     return {name: values.numpy() for name, values in next(iter(records))[0].items()}
 

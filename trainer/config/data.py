@@ -9,6 +9,8 @@ from pydantic import Field
 
 from trainer.config.section import Fraction, PositiveInt, Problem, Section, text
 
+SHARDS_FOR_MOST = 16  # of a split that is large enough, so that groups of most sizes find the same data prepared
+
 
 class Splits(Section):
     """Which examples train, validate and test.
@@ -95,7 +97,8 @@ class DataConfig(Section):
     window: DataWindow | None = None
     """The newest days only, by a `{date}` in `path` or by a column. None: everything."""
     data_dir: str | None = None
-    """`tfds` only: folder with builders that were prepared before, and where new ones are put. None: TFDS's default."""
+    """`tfds` only: folder or `gs://` prefix with builders that were prepared before, and where new ones are put. None: TFDS's
+    default folder."""
     download: bool = True
     """`tfds` only: whether preparation may fetch the dataset from its source when it is not in `data_dir`."""
     splits: Splits = Splits()
@@ -126,8 +129,9 @@ class DataConfig(Section):
     """With `skip`: more bad records than this end the preparation after all."""
     shard_bytes: PositiveInt = 64 * 1024**2
     """About how large one file of the prepared dataset becomes."""
-    min_shards: PositiveInt = 1
-    """Fewest files a split is written to, so that as many workers can each take their own."""
+    min_shards: PositiveInt | None = None
+    """Fewest files a split is written to. None: 16, as far as each then holds 4 MB, and with more workers than that as many
+    as there are workers."""
 
     @property
     def subject(self) -> str:

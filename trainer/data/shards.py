@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from trainer.config import SHARDS_FOR_MOST
 from trainer.data.frames import FrameWriter
 from trainer.data.manifest import Shard
 from trainer.data.records import finish, label_entry
 
 _LEAK_PASS = 20_000_000  # content hashes that are compared at a time
 _RECORD_OVERHEAD = 64  # frame and label, about
+_SMALL_SHARD_BYTES = 4 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,15 @@ class Layout:
         return f"{split}-{number:05d}-of-{self.num_shards[split]:05d}.tfrecord"
 
 
-def count_shards(num_examples: int, num_bytes: int, shard_bytes: int, min_shards: int) -> int:
-    """As many files as the size asks for, at least `min_shards`, and never more than examples."""
-    wanted = math.ceil((num_bytes + _RECORD_OVERHEAD * num_examples) / shard_bytes)
-    return max(1, min(max(wanted, min_shards), num_examples))
+def count_shards(num_examples: int, num_bytes: int, shard_bytes: int, min_shards: int | None) -> int:
+    """As many files as the size asks for, at least `min_shards`, and never more than examples.
+
+    Without `min_shards`: at least so many as share the reading of most groups of workers, where none becomes tiny.
+    """
+    total = num_bytes + _RECORD_OVERHEAD * num_examples
+    if min_shards is None:
+        min_shards = min(SHARDS_FOR_MOST, total // _SMALL_SHARD_BYTES)
+    return max(1, min(max(math.ceil(total / shard_bytes), min_shards), num_examples))
 
 
 def write_shard(layout: Layout, split: str, number: int, work: Path, folder: Path) -> Shard:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import Section, parse_json
-from trainer.data.manifest import STATISTICS_FILE, Kind, Manifest
+from trainer.data.manifest import STATISTICS_FILE, Kind, Manifest, read_utf8
 from trainer.errors import BadInput
 
 NUM_QUANTILES = 100
@@ -366,10 +366,7 @@ def read_statistics(folder: Path, manifest: Manifest) -> Statistics:
         BadInput: They are missing, or not those that the manifest speaks of.
     """
     file = folder / STATISTICS_FILE
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
+    text = read_utf8(file)
     if hashlib.sha256(text.encode()).hexdigest() != manifest.statistics_sha256:
         raise BadInput(f"{file}: was altered; prepare the data again")
     return parse_json(Statistics, text, path=str(file))

@@ -18,13 +18,15 @@ from trainer.config import DataConfig, suggestion
 from trainer.data.files import SourceFile, content_identity, describe_files, find_files
 from trainer.data.manifest import Feature, Kind
 from trainer.data.pictures import decode_columns, first_size
-from trainer.data.rows import Row, column_names, num_groups, read_rows
+from trainer.data.rows import Row, column_names, num_groups, pieces, read_rows
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.data.window import Days
 from trainer.errors import BadInput
 from trainer.progress import say
 
 _CHUNK = 512
+_PIECE_BYTES = 32 * 1024**2
+_MOST_PIECES = 64  # of a file, because every shard looks into every part
 _IMAGE_CHUNK = 64  # files as they are, which may be large
 _SAMPLE_ROWS = 10_000
 _MOST_CLASS_NUMBERS = 20  # a label of whole numbers with at most so many values is taken for classes
@@ -69,13 +71,13 @@ class TableSource:
         return describe_files(self._config, self._files)
 
     def read(self, part: Part) -> Iterator[Chunk]:
-        """The rows of a file, as values."""
-        place, group = part.place
+        """The rows of a piece of a file, as values."""
+        place, some = part.place
         file = self._files[place]
-        rows = read_rows(file.path, self._form, self._columns, group)
+        rows = read_rows(file.path, self._form, self._columns, some)
         has_images = "image" in self._kinds.values()
-        while some := list(islice(rows, _IMAGE_CHUNK if has_images else _CHUNK)):
-            yield self._chunk(file, some)
+        while chunk := list(islice(rows, _IMAGE_CHUNK if has_images else _CHUNK)):
+            yield self._chunk(file, chunk)
 
     def _chunk(self, file: SourceFile, rows: list[Row]) -> Chunk:
         kept: list[list[Any]] = []
@@ -248,7 +250,8 @@ class TableSource:
         for place, file in enumerate(self._files):
             size = file.path.stat().st_size
             if self._form != "parquet":
-                yield Part(file.split, [place, None], None, size)
+                for piece in pieces(file.path, self._form, max(_PIECE_BYTES, size // _MOST_PIECES)):
+                    yield Part(file.split, [place, piece], None, piece.end - piece.start)
                 continue
             groups = num_groups(file.path)
             if not groups:

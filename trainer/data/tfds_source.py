@@ -1,5 +1,6 @@
 """Examples out of a TensorFlow Datasets builder, in an order that is always the same."""
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterator
@@ -8,9 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainer import storage
 from trainer.config import DataConfig, suggestion
 from trainer.data.manifest import Feature
 from trainer.data.pictures import decode_columns
+from trainer.data.shard_files import cache_folder
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.errors import BadInput, WorldFailure
 from trainer.progress import say
@@ -36,9 +39,9 @@ class TfdsSource:
 
         tfds.disable_progress_bar()
         self._tfds, self._config = tfds, config
-        self._builder = _builder(config)
+        self._builder, there = _open_builder(config, stage_it=fetch)
         if fetch:
-            self._fetch()
+            self._fetch(there)
         wanted = config.splits
         self.splits = {"train": wanted.train}
         if wanted.validation is not None:
@@ -167,23 +170,26 @@ class TfdsSource:
                 end = min(start + _PART_EXAMPLES, high)
                 yield Part(name, [split, start, end], end - start, (end - start) * size)
 
-    def _fetch(self) -> None:
+    def _fetch(self, there: str) -> None:
+        """Has the builder prepared; `there` is where, or in which bucket."""
         tfds, builder = self._tfds, self._builder
         if builder.is_prepared():
             return
         if not self._config.download:
             raise BadInput(
-                f"data.download = false: {builder.info.full_name} is not in {builder.data_dir};"
+                f"data.download = false: {builder.info.full_name} is not in {there};"
                 " allow the download or point data.data_dir at a folder that has it"
             )
-        say(f"fetching {builder.info.full_name} into {builder.data_dir}")
+        say(f"fetching {builder.info.full_name} into {there}")
         try:
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         except OSError as error:  # requests' errors are OSErrors too
             raise WorldFailure(
-                f"{builder.info.full_name} is not in {builder.data_dir} and could not be fetched: {_first_line(error)}."
+                f"{builder.info.full_name} is not in {there} and could not be fetched: {_first_line(error)}."
                 " Prepare it on a machine that reaches its source, or set data.data_dir to a folder that has it"
             ) from error
+        if storage.is_remote(there):
+            storage.publish(Path(builder.data_dir), there)
 
     def _choose_features(self) -> None:
         config, info = self._config, self._builder.info
@@ -338,8 +344,46 @@ class BuilderDescription(NamedTuple):
 
 def describe_builder(config: DataConfig) -> BuilderDescription:
     """Looks a builder up. Raises BadInput where there is none."""
-    builder = _builder(config)
-    return BuilderDescription(builder.info.full_name, str(builder.data_dir), builder.is_prepared())
+    builder, there = _open_builder(config, stage_it=False)
+    prepared = storage.exists(there) if storage.is_remote(there) else builder.is_prepared()
+    return BuilderDescription(builder.info.full_name, there, prepared)
+
+
+def _open_builder(config: DataConfig, *, stage_it: bool) -> tuple[Any, str]:
+    """The builder, and where its data is or would be; of a bucket's, a copy on this machine stands for it.
+
+    The copy is kept, so that another preparation brings what changed and no more. Storage brings it, not TensorFlow's own
+    reader: so it is checked, and an emulator's is found too.
+    """
+    place = config.path or config.data_dir
+    if place is None or not storage.is_remote(place):
+        builder = _builder(config)
+        return builder, str(builder.data_dir)
+    key = hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
+    local = cache_folder().with_name("tfds") / key
+    if config.path is not None:
+        local = local.joinpath(
+            *config.path.rstrip("/").split("/")[-3:]
+        )  # the builder looks at name, configuration and version
+        if stage_it or not local.exists():
+            try:
+                storage.stage(config.path, local)
+            except storage.NotFound:
+                raise BadInput(f"data.path = {json.dumps(config.path)}: holds nothing") from None
+        return _builder(config.model_copy(update={"path": str(local)})), config.path
+    if stage_it and not config.name.partition(":")[2].isidentifier():
+        # What builders say of themselves, so that those whose version only the bucket knows are found.
+        base = storage.join(config.data_dir, config.name.partition("/")[0].partition(":")[0])
+        if described := [name for name in storage.list_names(base) if name.endswith(".json")]:
+            storage.stage(base, local / base.rpartition("/")[2], described)
+    here = config.model_copy(update={"data_dir": str(local)})
+    builder = _builder(here)
+    below = Path(builder.data_dir).relative_to(local)
+    there = storage.join(config.data_dir, *below.parts)
+    if stage_it and storage.exists(there):
+        storage.stage(there, local / below)
+        builder = _builder(here)  # it looks at its folder when it is made
+    return builder, there
 
 
 def _builder(config: DataConfig) -> Any:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -23,6 +22,7 @@ from trainer.cluster import ClusterDescription, describe
 from trainer.config import GroupConfig, Section, TrainConfig, parse_json
 from trainer.data.manifest import FILE_NAME, STATISTICS_FILE, Manifest, read_manifest
 from trainer.data.schema import SCHEMA_FILE
+from trainer.data.shard_files import bring, leave_in_bucket
 from trainer.errors import EXIT_FAILED, EXIT_NO_RESTART_LEFT, BadInput, NoRestartLeft
 from trainer.progress import say
 
@@ -156,12 +156,13 @@ def _stage(request: WorkerRequest, examples: Path, manifest: Manifest) -> None:
     """Brings what the training reads; the test split stays where it is."""
     if not storage.is_remote(request.examples):
         return
+    if request.train.read_shards == "streamed":
+        leave_in_bucket(examples, request.examples)
+        storage.stage(request.examples, examples, [SCHEMA_FILE, STATISTICS_FILE])
+        return
     splits = [split for name, split in manifest.splits.items() if name != "test"]
     shards = [shard.name for split in splits for shard in split.shards]
-    began = time.monotonic()
-    storage.stage(request.examples, examples, [SCHEMA_FILE, STATISTICS_FILE, *shards])
-    num_bytes = sum(split.num_bytes for split in splits)
-    say(f"staged {len(shards)} shards, {num_bytes / 1e6:,.1f} MB, in {time.monotonic() - began:.1f} s")
+    bring(request.examples, examples, manifest, [SCHEMA_FILE, STATISTICS_FILE, *shards])
 
 
 def _is_published(request: WorkerRequest, manifest: Manifest) -> bool:
