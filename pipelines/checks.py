@@ -39,7 +39,11 @@ def check(config: Config) -> list[Finding]:
 
 
 def _dataset(config: Config) -> Finding:
-    """Whether the builder or the files exist and are at hand; reads metadata only."""
+    """Whether the builder or the files exist, are at hand, and have the splits and columns that are asked of them.
+
+    Reads metadata, and of a table's first file the first rows.
+    """
+    from trainer.data.sources import open_source
     from trainer.data.tfds_source import describe_builder
     from trainer.errors import TriremeError
 
@@ -47,6 +51,8 @@ def _dataset(config: Config) -> Finding:
         return _files(config)
     try:
         description = describe_builder(config.data)
+        if description.prepared:
+            open_source(config.data, None)
     except TriremeError as error:
         return Finding("failed", "dataset", str(error))
     if not description.prepared and config.data.download:
@@ -61,13 +67,17 @@ def _dataset(config: Config) -> Finding:
 def _files(config: Config) -> Finding:
     from datetime import UTC
 
+    from trainer import storage
     from trainer.data.fingerprint import wanted_files
+    from trainer.data.sources import open_source
     from trainer.data.window import days_of
     from trainer.errors import TriremeError
 
     data = config.data
     try:
         found = wanted_files(data.path, data.window)
+        if found and not storage.is_remote(data.path):
+            open_source(data, None)
     except TriremeError as error:
         return Finding("failed", "dataset", str(error))
     window = ""
@@ -115,7 +125,13 @@ def check_cluster(config: Config, now: datetime, connect: Callable[[], "Server"]
         now: The moment, for the schedules.
         connect: Gives the way to the server; what it raises becomes a finding.
     """
-    return [*_root(config), *_hardware(config), *_schedules(config, now), *_server(config, connect)]
+    return [
+        *_root(config),
+        *_hardware(config),
+        *_launcher(config),
+        *_schedules(config, now),
+        *_server(config, connect),
+    ]
 
 
 def _root(config: Config) -> Iterator[Finding]:
@@ -208,6 +224,33 @@ def _hardware(config: Config) -> Iterator[Finding]:
         )
 
 
+def _launcher(config: Config) -> Iterator[Finding]:
+    """What a training of many pods needs of the cluster, as far as it can be known from here."""
+    cluster = config.cluster
+    job = cluster.job()
+    if job is None:
+        if cluster.is_several:
+            yield Finding(
+                "warning", "launcher", "cluster.launcher = local: all processes share one pod; trainjob gives each its own"
+            )  # fmt: skip
+        return
+    needs = f"the runtime {job.runtime} and " if job.launcher == "trainjob" else ""
+    account = cluster.service_account or "pipeline-runner"
+    yield Finding(
+        "passed", "launcher", f"a {job.launcher} of {cluster.num_pods} pods; the cluster needs {needs}the role of"
+        f" manifests/launcher-rbac.yaml for {account}",
+    )  # fmt: skip
+    if cluster.timeout_secs is None:
+        days = job.deadline_secs // 86400
+        yield Finding(
+            "warning", "launcher", f"cluster.timeout_secs = null: a job whose launcher is lost ends after {days} days only"
+        )  # fmt: skip
+    if cluster.retries == 0:
+        yield Finding(
+            "warning", "launcher", "cluster.retries = 0: nobody takes up the job of a launcher whose node is lost; give 1"
+        )  # fmt: skip
+
+
 def _schedules(config: Config, now: datetime) -> Iterator[Finding]:
     from pipelines.cron import parse_cron, preview, zone_of
     from pipelines.targets.schedules import translated
@@ -239,7 +282,7 @@ def _server(config: Config, connect: Callable[[], "Server"]) -> Iterator[Finding
 
     try:
         server = connect()
-        health = server.call("say how it is", lambda client: client.get_kfp_healthz())
+        health = server.call("say how it is", lambda client: client.get_kfp_healthz(), attempts=2)
     except TriremeError as error:
         yield Finding("failed", "server", str(error))
         return

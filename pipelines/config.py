@@ -114,7 +114,14 @@ class ClusterConfig(GroupConfig):
     refused: ClassVar[dict[str, str]] = {
         "priority_class": "cannot be said in a compiled pipeline; make the class the cluster's default, or set it by a"
         " policy on a label of cluster.labels (docs/operations.md)",
-        "affinity": "only node_affinity can be said in a compiled pipeline; use that",
+        "resources": "give cluster.cpu, cluster.memory and cluster.gpu, such as gpu: {type: nvidia-l4, count: 4}",
+        "affinity": "give node_affinity; the affinity of pods is ignored by Kubeflow's server (docs/operations.md)",
+        "pod_affinity": "is ignored by Kubeflow's server; set it by a policy on a label of cluster.labels"
+        " (docs/operations.md)",
+        "pod_anti_affinity": "is ignored by Kubeflow's server; set it by a policy on a label of cluster.labels"
+        " (docs/operations.md)",
+        "runtime_class": "cannot be said in a compiled pipeline; set it by a policy on a label of cluster.labels"
+        " (docs/operations.md)",
         "env": "put what is not secret into the image, and what is into cluster.secrets",
     }
 

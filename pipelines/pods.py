@@ -4,8 +4,8 @@
     dress_training(task, cluster)    # what the training gets besides: GPUs, nodes, shared memory, time limit
     template(cluster)                # both, as Kubernetes's own pod template, for a training of many pods
 
-The compiled YAML cannot say a priority class, a read-only root file system or a pod affinity: such a setting is refused, with
-what to do in its place, rather than ignored.
+The compiled YAML cannot say a priority class or a read-only root file system, and its field for the affinity of pods is read by
+no server: such a setting is refused, with what to do in its place, rather than ignored.
 """
 
 from collections.abc import Iterator

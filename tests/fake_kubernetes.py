@@ -1,4 +1,4 @@
-"""A Kubernetes API server for tests: the paths that the launcher asks, with versions, watches, logs, faults and the launcher's role.
+"""A Kubernetes API server for tests: the paths that the launcher asks, with versions, watches, logs and faults.
 
     with FakeKubernetes() as server:
         api = server.connect()                           # the launcher's own connection, over HTTP
@@ -389,7 +389,8 @@ class _Handler(BaseHTTPRequestHandler):
     def send_log(self, fake, pod, query):
         log = fake.logs.get(pod)
         if log is None:
-            return self.answer(400, _status(400, "BadRequest", f'container in pod "{pod}" is waiting to start'))
+            self.answer(400, _status(400, "BadRequest", f'container in pod "{pod}" is waiting to start'))
+            return
         assert query["container"] in ("node", "tensorflow")
         self.begin_stream()
         first = 0

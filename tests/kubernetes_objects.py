@@ -8,8 +8,8 @@ import yaml
 from conftest import REPOSITORY
 
 from trainer.config import GroupConfig, JobConfig, TrainConfig
-from trainer.launch.distributed import Asked
 from trainer.launch.job import Owner
+from trainer.launch.worker import WorkerRequest
 
 CRDS = REPOSITORY.parent / "shared" / "crds"
 WORKFLOW = {"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "name": "digits-x7k2p", "uid": "9f1c"}
@@ -22,6 +22,7 @@ OWNER = Owner(
 FILES = {
     "TrainJob": "trainer.kubeflow.org_trainjobs.yaml",
     "TFJob": "kubeflow.org_tfjobs.yaml",
+    "ClusterTrainingRuntime": "trainer.kubeflow.org_clustertrainingruntimes.yaml",
 }
 TRAINJOB_API = "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1"
 
@@ -32,7 +33,7 @@ def published_schema(kind):
     file = CRDS / FILES[kind]
     if not file.is_file():
         pytest.skip(f"the published custom-resource definitions are not beside this repository ({file.name})")
-    found = yaml.load(file.read_text(), Loader=yaml.CSafeLoader)  # noqa: S506 - the safe loader, in C
+    found = yaml.load(file.read_text(), Loader=yaml.CSafeLoader)
     return found["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
@@ -86,7 +87,7 @@ def job_config(launcher="trainjob", **settings):
 def asked(num_workers=2, num_parameter_servers=0, **settings):
     group = GroupConfig(num_workers=num_workers, num_parameter_servers=num_parameter_servers, **settings)
     place = "gs://bucket/root"
-    return Asked(train=TrainConfig(), group=group, seed=7, examples=f"{place}/examples", model=f"{place}/model",
+    return WorkerRequest(train=TrainConfig(), group=group, seed=7, examples=f"{place}/examples", model=f"{place}/model",
                  checkpoints=f"{place}/checkpoints")  # fmt: skip
 
 

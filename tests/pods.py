@@ -47,9 +47,9 @@ class Pod:
         self.log_path = folder / f"{self.name}.log"
         scratch = folder / "scratch"  # the same path for all, as /tmp is in containers, and a disk of its own for each
         env = {
-            "PATH": os.environ["PATH"], "HOME": str(scratch), "TMPDIR": str(scratch), "HOSTNAME": self.names[0].split(".")[0],
+            "PATH": os.environ["PATH"], "HOME": str(scratch), "HOSTNAME": self.names[0].split(".")[0],
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]), "PYTHONUNBUFFERED": "1",
-            **environ, **self.env,
+            **environ, **self.env, "TMPDIR": str(scratch),
         }  # fmt: skip
         command = [sys.executable if word == "python" else _expanded(word, env) for word in self.command]
         self.process = self.host.start(command, env, env["HOSTNAME"], self.log_path, scratch)
@@ -255,6 +255,12 @@ def expand_trainjob(trainjob, runtime):
                 container |= {key: trainer[key] for key in ("image", "command", "args") if key in trainer}
                 given = {entry["name"]: entry for entry in container.get("env", ())}
                 container["env"] = list((given | {entry["name"]: entry for entry in trainer.get("env", ())}).values())
+    jobs = {job["name"]: job for job in jobset["spec"]["replicatedJobs"]}
+    for patch in trainjob["spec"].get("runtimePatches", ()):
+        for job in patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]:
+            theirs, ours = job["template"]["spec"]["template"], jobs[job["name"]]["template"]["spec"]["template"]
+            ours["metadata"]["labels"] |= theirs.get("metadata", {}).get("labels", {})
+            ours["spec"] |= {key: value for key, value in theirs["spec"].items() if not isinstance(value, list)}
     return jobset
 
 

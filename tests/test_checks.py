@@ -11,6 +11,12 @@ from conftest import REPOSITORY
 from fake_kfp import FakeKubeflow
 from operating import Operator
 
+GROUP = [
+    "cluster.launcher=trainjob",
+    "cluster.num_workers=4",
+    "train.strategy=multi_worker_mirrored",
+    "cluster.pipeline_root=null",
+]
 MIRRORED, SEVERAL = "train.strategy=mirrored", "train.strategy=multi_worker_mirrored"
 
 
@@ -70,6 +76,12 @@ def test_everything_that_a_run_needs_is_looked_at(operator: Operator, gcs: str) 
         ([gpus(4), "cluster.num_workers=4", SEVERAL], "hardware", "passed", "4 workers with 4 GPUs each, 4 examples"),
         ([gpus(8), "cluster.num_workers=9", SEVERAL], "hardware", "failed", "each of 72 replicas (9 workers"),
         (["cluster.num_workers=2", SEVERAL], "shards", "passed", "each of 2 workers takes its part of every batch"),
+        ([*GROUP, "cluster.launcher=local"], "launcher", "warning", "all processes share one pod"),
+        ([*GROUP, "cluster.timeout_secs=3600"], "launcher", "passed",
+         "a trainjob of 4 pods; the cluster needs the runtime tensorflow-distributed and the role of"
+         " manifests/launcher-rbac.yaml for pipeline-runner"),
+        (GROUP, "launcher", "warning", "a job whose launcher is lost ends after 7 days only"),
+        ([*GROUP, "cluster.timeout_secs=3600", "cluster.retries=0"], "launcher", "warning", "nobody takes up the job"),
         (["schedules.w={cron: 0 3 * * *, timezone: Europe/Berlin}"], "schedule", "warning", "after each change of the clocks"),
         (["schedules.w={cron: 0 3 * * *}"], "schedule", "passed", "w runs next at 2027-01-05 03:00 UTC"),
         (["schedules.w={cron: 30 0 1 * *, timezone: Europe/Berlin}"], "schedule", "failed", "the day before"),
@@ -170,3 +182,14 @@ def test_the_command_that_tries_the_bucket_with_the_runs_account_does_what_check
     deed = words[words.index("--") + 1 :]
     done = subprocess.run([sys.executable, *deed[1:]], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_check_looks_for_the_splits_and_columns_that_are_asked_for(operator: Operator, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n1,a\n2,b\n")
+    data = {"source": "csv", "path": str(tmp_path / "a.csv"), "label_key": "lable",
+            "splits": {"train": "80%", "validation": "10%", "test": "10%"}}  # fmt: skip
+    found = findings(operator, "--set", f"data={json.dumps(data)}")
+    assert found["dataset"][0] == "failed"
+    assert 'data.label_key = "lable": there is no such column; did you mean label?' in found["dataset"][1]
+    found = findings(operator, "--set", f"data={json.dumps(data | {'label_key': 'label'})}")
+    assert found["dataset"][0] == "passed"

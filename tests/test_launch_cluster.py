@@ -31,7 +31,7 @@ from kubernetes_objects import (
 from trainer.errors import BadInput, WorldFailure
 from trainer.launch import cluster
 from trainer.launch.cluster import ClusterLauncher
-from trainer.launch.distributed import checked_model, owner_of, train_on_cluster
+from trainer.launch.distributed import check_places, checked_model, is_in_cluster, owner_of, train_on_cluster
 from trainer.launch.job import KEY, job_name
 from trainer.launch.tfjob import tfjob
 from trainer.launch.trainjob import trainjob
@@ -278,11 +278,11 @@ def test_pods_that_are_never_made_are_explained_by_the_events(server, maker, mon
 
 
 def test_a_queue_may_take_as_long_as_it_likes(server):
-    with Running(server, start_timeout_secs=0.6) as work:
+    server.admit = lambda plural, body: body["spec"].update(suspend=True)  # as Kueue's webhook does
+    with Running(server, start_timeout_secs=1.5) as work:
         created = work.created()
-        server.put("trainjobs", created | {"spec": created["spec"] | {"suspend": True}})
         work.hears("waits for its queue")
-        time.sleep(1.0)
+        time.sleep(1.8)
         assert work.thread.is_alive()
         server.put("trainjobs", created | {"spec": created["spec"] | {"suspend": False}})
         work.hears("has been admitted")
@@ -486,7 +486,7 @@ def test_the_run_is_found_by_the_tasks_own_pod(server):
 def test_a_missing_right_is_named_with_its_remedy(server):
     server._allowed.discard(("trainer.kubeflow.org", "trainjobs", "create"))
     work = Running(server)
-    with work, pytest.raises(WorldFailure, match="cannot create resource .*launcher-rbac.yaml"):
+    with work, pytest.raises(WorldFailure, match=r"cannot create resource .*launcher-rbac.yaml"):
         work.result()
 
 
@@ -540,9 +540,9 @@ TASK = """
 import sys
 from types import SimpleNamespace
 from trainer import tasks
-train, group, job, root, examples, model = sys.argv[1:]
+train, group, root, examples, model = sys.argv[1:]
 artifact = SimpleNamespace(uri=model, path="/nowhere/model", metadata={})
-tasks.train_distributed(train, group, job, 7, "digits", root, examples, artifact)
+tasks.train_distributed(train, group, 7, "digits", root, examples, artifact)
 print("metadata", sorted(artifact.metadata))
 """
 
@@ -555,8 +555,9 @@ def task(server, gcs, tmp_path):
     server.put("pods", {"metadata": {"name": "own", "ownerReferences": [WORKFLOW]}})
     storage.write_json(f"{gcs}/examples/manifest.json", {"digest": "sha256:data"})
     request = asked()
-    words = [request.train.to_json(), request.group.to_json(), job_config().to_json(), f"{gcs}/root"]
+    words = [request.train.to_json(), request.group.to_json(), f"{gcs}/root"]
     environ = {**os.environ, "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig")), "KFP_POD_NAME": "own"}
+    environ |= {"TRIREME_JOB": job_config().to_json()}
     environ.pop("TRIREME_RUN_DIR", None)
     with subprocess.Popen(
         [sys.executable, "-c", TASK, *words, f"{gcs}/examples", f"{gcs}/model"],
@@ -642,9 +643,22 @@ def test_a_job_that_is_done_and_left_no_model_is_deleted_so_that_a_retry_starts_
 
 
 def test_places_that_no_pod_can_reach_are_refused_before_anything_is_asked():
-    request = asked().model_copy(update={"model": "minio://mlpipeline/v2/artifacts/model"})
-    with pytest.raises(BadInput, match="model = minio://.*: the pods of a trainjob can read and write gs:// only"):
-        train_on_cluster(request, job_config(), "digits", "train-distributed", "sha256:data")
+    places = {"examples": "gs://bucket/examples", "model": "minio://mlpipeline/v2/artifacts/model"}
+    with pytest.raises(BadInput, match=r"^model = minio://.*: the pods of a job can read and write gs:// only"):
+        check_places(places)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"KFP_POD_NAME": "own", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, True),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBECONFIG": "/home/me/.kube/config"}, False),  # a notebook
+        ({"KFP_POD_NAME": "own", "TRIREME_RUN_DIR": "/tmp/run"}, False),  # `trireme run` inside a task
+        ({}, False),
+    ],
+)
+def test_only_a_tasks_own_pod_launches_a_job(environ, expected):
+    assert is_in_cluster(environ) == expected
 
 
 def test_a_task_that_is_cancelled_deletes_its_job_before_anything_else(server, gcs, tmp_path):

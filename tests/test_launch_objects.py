@@ -258,7 +258,8 @@ def test_names_fit_into_the_hosts_and_differ_between_runs(name):
     assert job_name(first) != job_name(second)
     assert len(f"{job_name(first)}-worker-999") <= 63
     assert len(f"{job_name(first)}-chief-0-0.{job_name(first)}") <= 63  # a coordinator's label
-    assert not job_name(first).startswith("-") and "--" not in job_name(first)
+    assert not job_name(first).startswith("-")
+    assert "--" not in job_name(first)
 
 
 def test_the_job_belongs_to_the_run_and_ends_by_itself_in_the_end(made):

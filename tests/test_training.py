@@ -408,7 +408,7 @@ def test_more_accelerators_asked_for_than_visible_are_refused(train, monkeypatch
 def test_trying_the_model_changes_nothing(examples, monkeypatch):
     from trainer.consensus import Consensus
     from trainer.first_batch import check_model
-    from trainer.loop import prepare_run
+    from trainer.run import prepare_run
 
     config = parse(TrainConfig, TINY | {"model_args": {"dropout": 0.5, "batch_norm": "plain"}})
     strategy = tf.distribute.get_strategy()

@@ -127,6 +127,12 @@ class Host(_Namespace):
         """What the host sends goes at this rate at most, such as `10mbit`."""
         self.run(f"tc qdisc replace dev eth0 root tbf rate {rate} burst {burst} latency 400ms")
 
+    def sent_bytes(self):
+        """What has left the host so far, headers included."""
+        with self.inside():
+            line = next(line for line in Path("/proc/thread-self/net/dev").read_text().splitlines() if "eth0:" in line)
+        return int(line.split(":")[1].split()[8])
+
     def unplug(self):
         self.run("ip link set eth0 down")
 

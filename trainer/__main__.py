@@ -16,12 +16,24 @@ import os
 import signal
 import sys
 import traceback
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.cluster import describe
-from trainer.config import DataConfig, EvaluateConfig, GroupConfig, Section, ServingConfig, TrainConfig, parse
+from trainer.config import (
+    OVERRIDDEN,
+    DataConfig,
+    EvaluateConfig,
+    GroupConfig,
+    Problem,
+    Section,
+    ServingConfig,
+    TrainConfig,
+    parse,
+    suggestion,
+)
 from trainer.config_file import override, read_config_file
 from trainer.errors import (
     EXIT_DONE,
@@ -34,6 +46,11 @@ from trainer.errors import (
 )
 
 S = TypeVar("S", bound=Section)
+SECTIONS = (
+    *("name", "seed", "data", "validate_data", "train", "evaluate", "serving", "push", "retrain", "cluster"),
+    *("kubeflow", "schedules", "notify"),
+)
+"""Every key of a configuration file; the steps here read their own and no others."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -52,6 +69,7 @@ def _run(arguments: argparse.Namespace) -> int:
     # The first process of a container does not die of SIGTERM by itself. A training takes over once it can save.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_PREEMPTED))
     try:
+        _check_places(arguments)
         arguments.step(arguments)
     except TriremeError as error:
         print("\n".join(f"trainer: {line}" for line in str(error).splitlines()), file=sys.stderr)
@@ -106,13 +124,49 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _section(arguments: argparse.Namespace, model: type[S], name: str) -> tuple[S, int]:
-    """A section of the configuration file, and the seed."""
+def _check_places(arguments: argparse.Namespace) -> None:
+    """Refuses what is not there, and what the step could not write to in the end, before the work is done.
+
+    Raises:
+        BadInput: Names the flag and the folder.
+    """
+    for flag in ("examples", "model"):
+        folder = getattr(arguments, flag, None)
+        if folder is not None and not folder.is_dir():
+            raise BadInput(f"--{flag} = {folder}: there is no such folder")
+    for flag in ("output", "store", "checkpoints"):
+        folder = getattr(arguments, flag, None)
+        if folder is None:
+            continue
+        shown = f"--{flag} = {folder}"
+        if folder.exists() and not folder.is_dir():
+            raise BadInput(f"{shown}: is a file; name a folder")
+        if flag == "output" and folder.is_dir() and any(folder.iterdir()):
+            raise BadInput(f"{shown}: is not empty; name a new folder")
+        place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            reason = "may not be written" if place.is_dir() else "is a file"
+            raise BadInput(f"{shown}: cannot be made, because {place} {reason}")
+
+
+def _root(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, int]]:
+    """The whole configuration, of which a step reads its own section, and where each setting stands."""
     data, lines = read_config_file(arguments.config)
     data = override(data, arguments.overrides, lines)
+    for name in data:
+        if name not in SECTIONS:
+            rule = f"unknown key{suggestion(name, SECTIONS)}"
+            where = "--set" if lines.get(name) == OVERRIDDEN else f"{arguments.config}:{lines.get(name, 1)}"
+            raise BadInput(f"{where}: {Problem(name, data[name], rule)}")
+    return data, lines
+
+
+def _section(arguments: argparse.Namespace, model: type[S], name: str) -> tuple[S, int]:
+    """A section of the configuration file, and the seed."""
+    data, lines = _root(arguments)
     seed = data.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
-        raise BadInput(f"seed = {seed!r}: must be a whole number from 0 to {2**31 - 1}")
+        raise BadInput(str(Problem("seed", seed, f"must be a whole number from 0 to {2**31 - 1}")))
     return parse(model, data.get(name) or {}, path=name, lines=lines, source=str(arguments.config)), seed
 
 
@@ -139,8 +193,10 @@ def _train_worker(arguments: argparse.Namespace) -> None:
 
 def _group(arguments: argparse.Namespace) -> GroupConfig:
     """What the cluster section says of the processes that train together."""
-    data, lines = read_config_file(arguments.config)
-    cluster = override(data, arguments.overrides, lines).get("cluster") or {}
+    data, lines = _root(arguments)
+    cluster = data.get("cluster") or {}
+    if not isinstance(cluster, dict):
+        raise BadInput(str(Problem("cluster", cluster, "must be a mapping of settings")))
     known = {key: value for key, value in cluster.items() if key in GroupConfig.model_fields}
     return parse(GroupConfig, known, path="cluster", lines=lines, source=str(arguments.config))
 
@@ -191,6 +247,8 @@ def _export(arguments: argparse.Namespace) -> None:
     from trainer.export import export_model, reference_examples
 
     manifest = read_manifest(arguments.examples)
+    if not zipfile.is_zipfile(arguments.keras):
+        raise BadInput(f"--keras = {arguments.keras}: is no .keras file, or cannot be read")
     try:
         model = keras.saving.load_model(arguments.keras, compile=False)
     except (ValueError, OSError) as error:

@@ -120,6 +120,7 @@ def _judge(config: ServingConfig, metadata: dict, reply: dict, ended: str | None
                 if limit is not None:
                     name = f"{part} latency of one example"
                     yield _limit(name, latency[f"{part}_ms"], limit, "ms", f"serving.max_{part}_ms")
+    yield from _same_files(config, reply)
     for key, check in (("hostile", "odd values"), ("images", "odd images")):
         if cases := reply.get(key):
             bad = [f"{case['case']}: {case['message']}" for case in cases if not case["passed"]]
@@ -146,6 +147,17 @@ def _same_answers(config: ServingConfig, reply: dict) -> Any:
         )
     if reply.get("empty_rows") != 0:
         yield Finding("an empty batch has an empty answer", False, f"{reply.get('empty_rows')} rows")
+
+
+def _same_files(config: ServingConfig, reply: dict) -> Any:
+    check = "it answers image files as their pixels"
+    if reason := reply.get("files_error"):
+        yield Finding(check, False, reason)
+    elif "files_difference" in reply:
+        difference = reply["files_difference"]
+        told = "some are not finite" if difference is None else f"largest difference {difference:.2g}"
+        passed = difference is not None and difference <= config.tolerance
+        yield Finding(check, passed, f"{told} (serving.tolerance {config.tolerance:g})")
 
 
 def _limit(check: str, found: float, limit: float, unit: str, setting: str) -> Finding:

@@ -19,6 +19,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.config import (
+    JOB_VARIABLE,
     DataConfig,
     EvaluateConfig,
     GroupConfig,
@@ -34,7 +35,8 @@ from trainer.config import (
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError, WorldFailure
 from trainer.outcome import note, read, withdraw_failure
 from trainer.progress import say
-from trainer.registry import Conflict, Registry
+from trainer.provenance import provenance
+from trainer.registry import Conflict, Registry, Version
 
 RECORDS_FOLDER = "tasks"
 
@@ -205,30 +207,31 @@ def train_model(train: str, group: str, seed: int, name: str, root: str, example
 
 
 @_task("train-distributed")
-def train_distributed(
-    train: str, group: str, job: str, seed: int, name: str, root: str, examples: str, model: Any
-) -> None:
+def train_distributed(train: str, group: str, seed: int, name: str, root: str, examples: str, model: Any) -> None:
     """What `train_model` does, by a job of many pods; `examples` is where the dataset is, which this task does not hold.
 
-    On a person's own machine the processes run beside this one instead.
+    What the pods are like stands in the environment (`JOB_VARIABLE`). On a person's own machine the processes run beside
+    this one instead.
     """
     from trainer.data.manifest import FILE_NAME
-    from trainer.launch.distributed import Asked, is_in_cluster, train_on_cluster
+    from trainer.launch.distributed import check_places, is_in_cluster, train_on_cluster
+    from trainer.launch.worker import WorkerRequest
 
     config = parse_json(TrainConfig, train, path="train")
     processes = parse_json(GroupConfig, group, path="cluster")
-    engine = parse_json(JobConfig, job, path="job")
-    if not is_in_cluster():
-        say(f"{engine.launcher} is for a cluster: the processes run on this machine")
+    if not is_in_cluster(os.environ):
+        say("a job of many pods is for a cluster: here its processes run on this machine")
         _describe_model(model, config, _trained_here(config, processes, seed, name, root, examples, examples, model))
         return
     from trainer.checkpoint import run_key
 
+    job = parse_json(JobConfig, os.environ.get(JOB_VARIABLE, ""), path=JOB_VARIABLE)
+    check_places({"examples": examples, "model": model.uri, "root": root})
     manifest, _ = storage.read_json(storage.join(examples, FILE_NAME))
     if manifest is None:
         raise _deleted_since(examples, FILE_NAME)
     digest = manifest["digest"]
-    asked = Asked(
+    asked = WorkerRequest(
         train=config,
         group=processes,
         seed=seed,
@@ -236,7 +239,7 @@ def train_distributed(
         model=model.uri,
         checkpoints=storage.join(root, f"checkpoints/{name}/{run_key(config, seed, digest)}"),
     )
-    _describe_model(model, config, train_on_cluster(asked, engine, name, "train-distributed", digest))
+    _describe_model(model, config, train_on_cluster(asked, job, name, "train-distributed", digest))
 
 
 def _trained_here(
@@ -339,8 +342,7 @@ def judge_model(
 ) -> bool:
     """Evaluate section, evaluation and serving check → the verdict, the report, and whether the model is blessed."""
     from trainer.evaluate import EVALUATION_FILE, write_json
-    from trainer.provenance import provenance
-    from trainer.report import markdown_summary, render
+    from trainer.report import markdown_summary
     from trainer.serving import SERVING_FILE
     from trainer.verdict import VERDICT_FILE, judge
 
@@ -350,24 +352,8 @@ def judge_model(
     decision = judge(config, found, checked)
     Path(verdict.path).mkdir(parents=True, exist_ok=True)
     write_json(Path(verdict.path) / VERDICT_FILE, decision)  # first: whatever happens to the page, this is known
-    history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
-    training = _read(model, "train.json")
-    page = render(
-        found,
-        decision,
-        history,
-        {
-            "name": name,
-            "training": training,
-            "evaluate": config.model_dump(mode="json"),
-            "serving": checked.get("measured", {}),
-            "digests": decision["digests"],
-            **provenance(),
-        },
-    )
-    for artifact, text in ((report, page), (summary, markdown_summary(found, decision))):
-        Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
-        Path(artifact.path).write_text(text, encoding="utf-8")
+    _write_text(report, _page(name, config, found, decision, checked, model))
+    _write_text(summary, markdown_summary(found, decision))
     _note_verdict(root, run, decision, found, getattr(report, "uri", report.path))
     say(f"{decision['verdict']}: " + "; ".join(decision["reasons"]))
     return decision["blessed"]
@@ -376,28 +362,70 @@ def judge_model(
 @_task("push-model")
 def push_model(
     push: str, evaluate: str, name: str, registry: str, root: str, run: str, examples: Any, model: Any, evaluation: Any,
-    serving_check: Any, verdict: Any, pushed_model: Any,
+    serving_check: Any, verdict: Any, pushed_model: Any, report: Any,
 ) -> None:  # fmt: skip
     """A blessed model → the next version in the registry, and the champion.
 
     Where another run made a champion in the meantime, the model is judged again, against that one; if it is then not
-    blessed, its version stays in the registry and the champion stays the champion.
+    blessed, its version stays in the registry and the champion stays the champion. Record, model card and page are of the
+    judgement that counted: an overtaken version, which never changes, is followed by another with the later judgement.
     """
     from trainer.evaluate import EVALUATION_FILE, write_json
-    from trainer.model_card import CARD_FILE, model_card
-    from trainer.registry_files import version_folder
     from trainer.serving import SERVING_FILE
     from trainer.verdict import VERDICT_FILE, judge
 
     config = parse_json(PushConfig, push, path="push")
     rules = parse_json(EvaluateConfig, evaluate, path="evaluate")
     decision, found = _read(verdict, VERDICT_FILE), _read(evaluation, EVALUATION_FILE)
-    checked, training = _read(serving_check, SERVING_FILE), _read(model, "train.json")
+    checked = _read(serving_check, SERVING_FILE)
     models = Registry(registry, name)
+    Path(pushed_model.path).mkdir(parents=True, exist_ok=True)
+    while True:
+        champion = models.champion()
+        if (champion and champion.number) != decision["baseline_version"]:
+            found = _measured(rules, models, Path(examples.path), Path(model.path))
+            decision = judge(rules, found, checked)
+            say(f"judged again: {decision['verdict']}: " + "; ".join(decision["reasons"]))
+            write_json(Path(pushed_model.path) / VERDICT_FILE, decision)
+            write_json(Path(pushed_model.path) / EVALUATION_FILE, found)
+            _note_verdict(root, run, decision, found, getattr(report, "uri", report.path))
+        version = _published(models, name, rules, found, decision, checked, model)
+        if not decision["blessed"]:
+            break
+        try:
+            models.promote(version.number, decision["baseline_version"], "; ".join(decision["reasons"]))
+            break
+        except Conflict as conflict:
+            say(f"{conflict}")
+    _write_text(report, _page(name, rules, found, decision, checked, model))
+    pushed_model.metadata.update(version=version.number, promoted=decision["blessed"], registry_uri=version.uri)
+    if not decision["blessed"]:
+        say(f"version {version.number} is kept and was not promoted: {version.uri}")
+        return
+    models.retain(config.keep_versions)
+    said = {"name": name, "version": version.number, "uri": version.uri, "digest": found["model_digest"]}
+    (Path(pushed_model.path) / "version.json").write_text(json.dumps(said) + "\n", encoding="utf-8")
+    note(root, run, "pushed", {"version": version.number, "uri": version.uri})
+    say(f"promoted: version {version.number} in {version.uri}")
+
+
+def _published(
+    models: Registry,
+    name: str,
+    rules: EvaluateConfig,
+    found: dict[str, Any],
+    decision: dict[str, Any],
+    checked: dict[str, Any],
+    model: Any,
+) -> Version:
+    """The next version, with a card and a record of this judgement."""
+    from trainer.model_card import CARD_FILE, model_card
+    from trainer.registry_files import version_folder
+
+    training = _read(model, "train.json")
     with tempfile.TemporaryDirectory() as temporary:
         folder = version_folder(Path(model.path), Path(temporary) / "version")
-        card = model_card(name, found, decision, training, checked)
-        (folder / CARD_FILE).write_text(card, encoding="utf-8")
+        (folder / CARD_FILE).write_text(model_card(name, found, decision, training, checked), encoding="utf-8")
         record = {
             "metrics": found["metrics"],
             "intervals": found["intervals"],
@@ -409,29 +437,35 @@ def push_model(
             "evaluate": rules.model_dump(mode="json"),
             "run": os.environ.get("TRIREME_RUN_DIR") or os.environ.get("KFP_RUN_ID"),
         }
-        version = models.publish(folder, record)
-    Path(pushed_model.path).mkdir(parents=True, exist_ok=True)
-    while decision["blessed"]:
-        try:
-            models.promote(version.number, decision["baseline_version"], "; ".join(decision["reasons"]))
-            break
-        except Conflict as conflict:
-            say(f"{conflict}")
-            found = _measured(rules, models, Path(examples.path), Path(model.path))
-            decision = judge(rules, found, checked)
-            say(f"judged again: {decision['verdict']}: " + "; ".join(decision["reasons"]))
-            write_json(Path(pushed_model.path) / VERDICT_FILE, decision)
-            write_json(Path(pushed_model.path) / EVALUATION_FILE, found)
-            _note_verdict(root, run, decision, found, None)
-    pushed_model.metadata.update(version=version.number, promoted=decision["blessed"], registry_uri=version.uri)
-    if not decision["blessed"]:
-        say(f"version {version.number} is kept and was not promoted: {version.uri}")
-        return
-    models.retain(config.keep_versions)
-    said = {"name": name, "version": version.number, "uri": version.uri, "digest": found["model_digest"]}
-    (Path(pushed_model.path) / "version.json").write_text(json.dumps(said) + "\n", encoding="utf-8")
-    note(root, run, "pushed", {"version": version.number, "uri": version.uri})
-    say(f"promoted: version {version.number} in {version.uri}")
+        return models.publish(folder, record)
+
+
+def _page(
+    name: str,
+    config: EvaluateConfig,
+    found: dict[str, Any],
+    decision: dict[str, Any],
+    checked: dict[str, Any],
+    model: Any,
+) -> str:
+    """The HTML page of a judgement."""
+    from trainer.report import render
+
+    history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
+    details = {
+        "name": name,
+        "training": _read(model, "train.json"),
+        "evaluate": config.model_dump(mode="json"),
+        "serving": checked.get("measured", {}),
+        "digests": decision["digests"],
+        **provenance(),
+    }
+    return render(found, decision, history, details)
+
+
+def _write_text(artifact: Any, text: str) -> None:
+    Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(artifact.path).write_text(text, encoding="utf-8")
 
 
 @_task("record-outcome")
@@ -566,6 +600,8 @@ def _record(name: str, fields: dict[str, Any], started: float) -> None:
     if not folder:
         return
     record = {"task": name, **fields, "seconds": round(time.monotonic() - started, 3)}
+    if "TRIREME_REVISION" in os.environ:  # in an image, whose packages and code whoever watches cannot see
+        record["provenance"] = provenance()
     try:
         (Path(folder) / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
         (Path(folder) / RECORDS_FOLDER / f"{name}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")

@@ -81,6 +81,8 @@ def run(config: Config, root: str | Path, runner: str, display: Any) -> Outcome:
     Raises:
         BadInput: The root cannot be written, or there is no Docker engine.
     """
+    if not str(root):
+        raise BadInput("--root = : names no folder")
     remote = str(root) if is_remote(root) else None
     root = (Path("output") if remote else Path(root)).expanduser().absolute()
     tasks = Containers(config, root) if runner == "docker" else Processes()
@@ -223,7 +225,7 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
         "artifacts": _shown_artifacts(work, artifacts),
         "digests": {"examples": evaluation["data_digest"] if evaluation else None},
         "config": work.config.model_dump(mode="json"),
-        **provenance(),
+        **next((record["provenance"] for record in records.values() if "provenance" in record), provenance()),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     pushed = _read(artifacts.get("pushed_model"), "version.json")

@@ -26,7 +26,7 @@ _EVENTS_EVERY_SECS = 15.0
 _QUIET_SECS = 10.0  # after which a pod that says nothing is asked after in the events
 _DELETED_WITHIN_SECS = 600.0
 _POLL_SECS = 0.5
-_LAST_PODS_SECS = 5.0  # what pods say may come after what the job says
+_LAST_PODS_SECS = 5.0
 _LOG_ENDS_WITHIN_SECS = 15.0
 _ADOPTED_LINES = 20
 
@@ -200,6 +200,7 @@ class ClusterLauncher:
             yield f"{self._job.title} has been admitted"
         self._was_suspended = state.kind == "suspended"
         if state.kind == "done":
+            yield from self._take_late_pods(lambda: bool(self._logs))
             self._finish_logs()
             self._result = GroupResult(exit_code=EXIT_DONE, restarts=self._attempt)
         elif state.kind == "failed":
@@ -237,6 +238,8 @@ class ClusterLauncher:
             yield f"the whole group is started again ({attempt} of {self._max_restarts})"
         if member == self._job.chief and of.has_started(found, self._job.container):
             self._show_log(uid, of.name_of(found), member)
+        if uid in self._logs and (kind == "DELETED" or of.ended_at(found, self._job.container)):
+            self._logs[uid].is_over.set()
         failure = of.failure_of(found, self._job.container, member)
         if failure is None and kind == "DELETED" and self._is_missed(found, attempt):
             failure = MemberFailure(member=member, reason="was deleted before it had ended")
@@ -355,11 +358,7 @@ class ClusterLauncher:
             why = f"took longer than it may (cluster.timeout_secs): {state.text}"
             self._conclude(MemberFailure(member=self._job.title, reason=why))
             return
-        deadline = time.monotonic() + _LAST_PODS_SECS
-        while not self._last_failures() and time.monotonic() < deadline:
-            event = self._next_event()
-            if event is not None and event[0] == PODS.plural:
-                yield from self._take(event)
+        yield from self._take_late_pods(lambda: bool(self._last_failures()))
         failed = self._last_failures()
         if failed:
             self._conclude(next((one for one in failed if not one.is_echo), failed[0]))
@@ -368,6 +367,14 @@ class ClusterLauncher:
             if (text := self._last_warning(name)) and text not in state.text:
                 state = state._replace(text=f"{state.text}; {text}")
         self._conclude(MemberFailure(member=self._job.title, reason=f"failed: {state.text or 'it does not say why'}"))
+
+    def _take_late_pods(self, are_enough: Callable[[], bool]) -> Iterator[str]:
+        """What pods say, which may come a moment after what the job says of itself."""
+        deadline = time.monotonic() + _LAST_PODS_SECS
+        while not are_enough() and time.monotonic() < deadline:
+            event = self._next_event()
+            if event is not None and event[0] == PODS.plural:
+                yield from self._take(event)
 
     def _last_failures(self) -> list[MemberFailure]:
         last = max((attempt for attempt, _, _ in self._failures.values()), default=0)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer import storage
-from trainer.config import GroupConfig, JobConfig, Section, TrainConfig
+from trainer.config import GroupConfig, JobConfig
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_PREEMPTED, BadInput, Preempted, WorldFailure
 from trainer.launch import GroupResult, follow
 from trainer.launch.cluster import ClusterLauncher
@@ -19,39 +19,36 @@ from trainer.launch.cluster_api import PODS, Api, NotFound, connect
 from trainer.launch.job import OURS, Job, Owner
 from trainer.launch.tfjob import tfjob
 from trainer.launch.trainjob import KIND, TRAINJOBS, trainjob
+from trainer.launch.worker import WorkerRequest
 from trainer.progress import say
 
 _MOST_REQUEST_BYTES = 64 * 1024
 _MOST_SHOWN_LINES = 5
+_OWN_POD = "KFP_POD_NAME"  # set by Kubeflow's driver in every task's pod
 _RUN_LABEL = "pipeline/runid"
 _NEEDED = ("train.json", "model.keras", "saved_model/saved_model.pb")
 
 
-class Asked(Section):
-    """What every process of the job is asked to do; `python -m trainer train-worker` reads it."""
-
-    train: TrainConfig
-    """The train section."""
-    group: GroupConfig
-    """How many processes, and how patient they are."""
-    seed: int
-    """Seed of the first weights and of every epoch's order."""
-    examples: str
-    """`gs://` prefix of the prepared dataset."""
-    model: str
-    """`gs://` prefix where the chief publishes the finished model."""
-    checkpoints: str
-    """`gs://` prefix of this training's checkpoints."""
-
-
-def is_in_cluster(environ: Mapping[str, str] = os.environ) -> bool:
+def is_in_cluster(environ: Mapping[str, str]) -> bool:
     """Whether this process is a task's pod on a cluster, and not part of a run on a person's own machine or notebook."""
-    return bool(environ.get("KUBERNETES_SERVICE_HOST") or environ.get("KUBECONFIG")) and not environ.get(
-        "TRIREME_RUN_DIR"
-    )
+    return bool(environ.get(_OWN_POD)) and not environ.get("TRIREME_RUN_DIR")
 
 
-def train_on_cluster(asked: Asked, config: JobConfig, name: str, task: str, data_digest: str) -> dict[str, Any]:
+def check_places(places: Mapping[str, str]) -> None:
+    """Refuses places that the pods of a job cannot reach, by the name of what is there.
+
+    Raises:
+        BadInput: One is not in a bucket.
+    """
+    for name, uri in places.items():
+        if not uri.startswith("gs://"):
+            raise BadInput(
+                f"{name} = {uri}: the pods of a job can read and write gs:// only; give a pipeline root that begins with"
+                " gs:// (cluster.pipeline_root)"
+            )
+
+
+def train_on_cluster(asked: WorkerRequest, config: JobConfig, name: str, task: str, data_digest: str) -> dict[str, Any]:
     """Trains with as many pods as the group says and returns what the model's `train.json` holds.
 
     Args:
@@ -64,12 +61,6 @@ def train_on_cluster(asked: Asked, config: JobConfig, name: str, task: str, data
     Raises:
         BadInput, Preempted, WorldFailure: As the process that failed first said, or as the cluster did.
     """
-    for path, uri in (("examples", asked.examples), ("model", asked.model), ("checkpoints", asked.checkpoints)):
-        if not storage.is_remote(uri):
-            raise BadInput(
-                f"{path} = {uri}: the pods of a {config.launcher} can read and write gs:// only; give a pipeline root"
-                " that begins with gs:// (cluster.pipeline_root)"
-            )
     request = asked.to_json()
     if len(request.encode()) > _MOST_REQUEST_BYTES:
         raise BadInput(
@@ -115,7 +106,7 @@ def owner_of(api: Api, name: str, task: str, environ: Mapping[str, str] = os.env
     Raises:
         WorldFailure: The pod cannot be read.
     """
-    pod_name = environ.get("KFP_POD_NAME") or environ.get("HOSTNAME", "")
+    pod_name = environ.get(_OWN_POD, "")
     try:
         pod = api.get(PODS, pod_name)
     except NotFound as error:

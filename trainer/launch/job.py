@@ -22,6 +22,9 @@ KEY, SPEC = OURS + "key", OURS + "spec"
 CONTAINER = "node"
 """Name of the container in the pod template that a configuration holds."""
 
+COMPONENT = {"app.kubernetes.io/component": "trireme-training"}
+"""Label of every pod that trains, which manifests/network-policy.yaml selects."""
+
 _MOST_NAME = 26
 _DIGEST = 10
 _MORE_GRACE_SECS = 10
@@ -112,9 +115,9 @@ def command_of() -> list[str]:
     return ["python", "-m", "trainer", "train-worker"]
 
 
-def argument_of(request: str) -> str:
-    """A request as an argument of a container, in which Kubernetes would replace `$(NAME)`."""
-    return request.replace("$", "\\u0024")
+def literal(text: str) -> str:
+    """JSON as an argument or a variable of a container, in which Kubernetes would replace `$(NAME)`."""
+    return text.replace("$", "\\u0024")
 
 
 def group_variables(group: GroupConfig) -> list[dict[str, str]]:
@@ -129,7 +132,7 @@ def pod_template(owner: Owner, config: JobConfig, group: GroupConfig, name_label
     """The configured pod template with what every engine's pods get: the run's labels, time to save, and one place."""
     template = copy.deepcopy(config.pod)
     metadata, spec = template.setdefault("metadata", {}), template["spec"]
-    metadata["labels"] = {**owner.labels, **metadata.get("labels", {})}
+    metadata["labels"] = {**owner.labels, **metadata.get("labels", {}), **COMPONENT}
     spec["terminationGracePeriodSeconds"] = round(group.grace_period_secs) + _MORE_GRACE_SECS
     if config.topology:
         term = {

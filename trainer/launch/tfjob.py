@@ -15,15 +15,16 @@ from trainer.launch.cluster_api import Resource
 from trainer.launch.job import (
     Job,
     Owner,
-    argument_of,
     command_of,
     condition_state,
     group_variables,
     job_name,
+    literal,
     metadata_of,
     pod_template,
 )
 from trainer.launch.pods import RESTARTABLE_EXIT_CODE, labels_of
+from trainer.launch.worker import RESTARTABLE_EXIT_CODE as RESTARTABLE_VARIABLE
 
 TFJOBS = Resource("kubeflow.org", "v1", "tfjobs")
 KIND = "TFJob"
@@ -42,11 +43,11 @@ def tfjob(request: str, config: JobConfig, group: GroupConfig, owner: Owner) -> 
     for kind in ("labels", "annotations"):
         template["metadata"][kind] = {**template["metadata"].get(kind, {}), **_NO_SIDECAR}
     container = template["spec"]["containers"][0]
-    container.update(name=_CONTAINER, command=command_of(), args=[argument_of(request)])
+    container.update(name=_CONTAINER, command=command_of(), args=[literal(request)])
     container["env"] = [
         *container.get("env", []),
         *group_variables(group),
-        {"name": "TRIREME_RESTARTABLE_EXIT_CODE", "value": str(RESTARTABLE_EXIT_CODE)},
+        {"name": RESTARTABLE_VARIABLE, "value": str(RESTARTABLE_EXIT_CODE)},
         {"name": "TMPDIR", "value": _SCRATCH},
     ]
     container.setdefault("securityContext", {}).update(allowPrivilegeEscalation=False, capabilities={"drop": ["ALL"]})
