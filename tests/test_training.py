@@ -527,6 +527,20 @@ def test_keras_fit_gives_the_weights_of_the_own_loop_where_keras_is_right(train,
     assert difference(weights("own"), weights("keras")) < 1e-6
 
 
+def test_a_model_with_a_train_step_of_its_own_takes_it(train, weights, rows, capsys):
+    own = {"model": "small_models:own_step", "loop": "keras_fit", "steps_per_loop": None, "keep_best": None}
+    train("keras", checkpoints="c1", **own, global_batch_size=61)
+    assert "the model compiles itself" in capsys.readouterr().out
+    train("own", checkpoints="c2", keep_best=None, optimizer="sgd", learning_rate=0.1, global_batch_size=61)
+    assert difference(weights("own"), weights("keras")) < 1e-6
+    for mine, theirs in zip(rows("own"), rows("keras"), strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-6)
+        assert theirs["accuracy"] is None  # its step does not look at it
+        assert theirs["validation_accuracy"] == mine["validation_accuracy"]
+    with pytest.raises(BadInput, match="train.jit_compile: the model compiles itself"):
+        train("no", checkpoints="c3", **own, jit_compile=True)
+
+
 def test_keras_fit_on_replicas_leaves_out_what_does_not_divide_and_says_so(train, rows, capsys):
     summary = train(loop="keras_fit", steps_per_loop=None, **TWO)
     assert summary["num_replicas"] == 2
