@@ -180,8 +180,8 @@ def _export(arguments: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     code = main()
-    if '"ps"' in os.environ.get("TF_CONFIG", ""):
-        # With parameter servers the coordinator's destructor waits for a lost worker for ever. All is written by now.
+    if getattr(sys.modules.get("trainer.parameter_server"), "coordinators", None):
+        # The coordinator's destructor waits for a lost worker for ever. All is written by now.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
