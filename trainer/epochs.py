@@ -6,7 +6,7 @@ from typing import Any
 from trainer.checkpoint import State
 from trainer.config import TrainConfig
 from trainer.errors import WorldFailure
-from trainer.objective import Totals
+from trainer.objective import Objective, Totals
 from trainer.progress import say
 from trainer.run import Run
 from trainer.step import Report
@@ -72,7 +72,7 @@ def finish_epoch(run: Run) -> None:
         "epoch": epoch,
         "step": state.step,
         "num_examples": have,
-        **(objective.metrics(totals) if totals.count else {"loss": None, objective.measure: None}),
+        **_means(objective, totals),
         "learning_rate": run.trainer.learning_rate(state.step - 1),
         "seconds": round(run.clock() - run.started, 3),
     }
@@ -96,6 +96,13 @@ def finish_epoch(run: Run) -> None:
     run.board.flush()
     loss = "not a number" if row["loss"] is None else format(row["loss"], ".4f")
     say(f"epoch {epoch}/{config.epochs}: loss {loss}{shown}")
+
+
+def _means(objective: Objective, totals: Totals) -> dict[str, float | None]:
+    """The epoch's loss and measure; None for what was not looked at, as by a model with a train step of its own."""
+    if not totals.count:
+        return {"loss": None, objective.measure: None}
+    return {name: None if math.isnan(value) else value for name, value in objective.metrics(totals).items()}
 
 
 def evaluate(run: Run) -> Totals:

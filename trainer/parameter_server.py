@@ -37,6 +37,9 @@ from trainer.progress import progress, say
 from trainer.run import Run, announce, begin_warm, check_sizes, preempted, prepare_run, save, seed_everything
 from trainer.step import Report, Totals, Trainer
 
+coordinators: list[Any] = []
+"""Those of this process, never let go: the destructor would wait for a lost worker for ever, whenever it is collected."""
+
 
 def fit_asynchronously(
     config: TrainConfig,
@@ -71,6 +74,7 @@ def fit_asynchronously(
         _serve(description)
 
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    coordinators.append(coordinator)
     seed_everything(config, seed)
     # The chief's own copy of the model looks at the validation and is exported.
     run = prepare_run(config, seed, examples, manifest, tf.distribute.get_strategy(), None, clock)
