@@ -10,6 +10,8 @@ one worker on one core over that of two, a core each, with one thread each. The 
 
 T is the step of two workers that do not talk to each other, which is what this machine's memory lets two cores do;
 bandwidth and latency are measured on the same two hosts, the one by a transfer, the other by all-reduces of one number.
+One alone, two apart and two together take turns in the same two processes, so that a busy machine disturbs all alike; what is
+shown are medians of the rounds' ratios.
 """
 
 import argparse
@@ -32,7 +34,7 @@ CASES = {
     "cnn, 0.1 M": {"model": "cnn", "model_args": {}, "per_worker": 256},
 }
 COLLECTIVES = 2  # a step adds the gradients, packed together, and the sums of the loss
-SECONDS = 2.0  # of steps that are measured
+SECONDS = 1.0  # of each turn
 PORT = 2222
 
 # What docs/scaling.md carries on. Bytes are those of float32 gradients, whatever the precision of the computation.
@@ -44,13 +46,13 @@ MODELS = {
 }
 DEVICE_FLOPS = 100e12  # what one worker's accelerator sustains
 NETWORKS_GBIT = (10, 25, 100)
-HOP_SECS = 150e-6  # of a ring's hop over gRPC, as measured on two hosts
+HOP_SECS = 150e-6  # of a hop of the ring over gRPC, between hosts of one zone
 
 
 def main() -> None:
     """Prints the measured table and the computed one, and the former as a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2, help="times that each is measured (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each (default: %(default)s)")
     parser.add_argument("--only", choices=CASES, help="one case only")
     parser.add_argument("--computed", action="store_true", help="print the computed table only")
     parser.add_argument("--member", help=argparse.SUPPRESS)
@@ -69,61 +71,53 @@ def _measured(rounds: int, cases: list[str]) -> None:
     if (reason := missing()) is not None:
         sys.exit(f"benchmarks/scaling.py: {reason}")
     found = []
-    print("case         link         bandwidth     latency   one      two     efficiency  model   measured/model")
+    print(
+        "case         link         bandwidth     latency   one        apart      together   efficiency  model   ratio"
+    )
     for case in cases:
         for link in RATES:
-            runs = [_pair(CASES[case], RATES[link]) for _ in range(rounds)]
-            run = {key: statistics.median(one[key] for one in runs) for key in runs[0]}
-            talk = run["bytes"] / run["bytes_per_sec"] + COLLECTIVES * run["latency"]
-            measured, model = run["one"] / run["two"], run["one"] / (run["apart"] + talk)
-            found.append({"case": case, "link": link, **run, "efficiency": measured, "model": model})
+            run = _pair(CASES[case] | {"rounds": rounds}, RATES[link])
+            found.append({"case": case, "link": link, **run})
             print(
-                f"{case:<12} {link:<12} {run['bytes_per_sec'] * 8e-6:6.0f} Mbit/s {run['latency'] * 1e3:5.2f} ms"
-                f" {run['one'] * 1e3:6.1f} ms {run['two'] * 1e3:6.1f} ms   {measured:5.2f}     {model:5.2f}"
-                f"   {measured / model:5.2f}",
+                f"{case:<12} {link:<12} {run['bytes_per_sec'] * 8e-6:5.0f} Mbit/s {run['latency'] * 1e3:6.2f} ms"
+                f" {run['one'] * 1e3:7.1f} ms {run['apart'] * 1e3:7.1f} ms {run['together'] * 1e3:7.1f} ms"
+                f"   {run['efficiency']:5.2f}     {run['model']:5.2f}   {run['ratio']:5.2f}",
                 flush=True,
             )
     print(json.dumps(found))
 
 
 def _pair(case: dict, rate: str) -> dict[str, float]:
-    """Seconds a step of one worker alone, two apart and two together; what the link between the two is able to do."""
+    """Two workers on two hosts: medians over the turns, in seconds a step."""
     from virtual_network import Network
 
     with tempfile.TemporaryDirectory() as folder, Network(folder) as network:
         hosts = [network.host([f"worker-{number}"]) for number in range(2)]
         for host in hosts:
-            host.limit(rate)
+            host.limit(rate, burst="256kb")
         bytes_per_sec = _bandwidth(hosts)
-        one = _run(case, hosts[:1], together=False)[0]
-        apart = _run(case, hosts, together=False)
-        two = _run(case, hosts, together=True)
-    return {
-        "bytes": one["bytes"],  # 2 (N − 1) / N is 1 for two workers
-        "bytes_per_sec": bytes_per_sec,
-        "latency": max(member["latency"] for member in two),
-        "one": one["secs"],
-        "apart": max(member["secs"] for member in apart),
-        "two": max(member["secs"] for member in two),
-    }
+        turns = _run(case, hosts)
+    for turn in turns:
+        # 2 (N − 1) / N is 1 for two workers.
+        talk = turn["bytes"] / bytes_per_sec + COLLECTIVES * turn["latency"]
+        turn["efficiency"], turn["model"] = turn["one"] / turn["together"], turn["one"] / (turn["apart"] + talk)
+        turn["ratio"] = turn["efficiency"] / turn["model"]
+    return {"bytes_per_sec": bytes_per_sec, **{key: statistics.median(turn[key] for turn in turns) for key in turns[0]}}
 
 
-def _run(case: dict, hosts: list, *, together: bool) -> list[dict]:
+def _run(case: dict, hosts: list) -> list[dict]:
     addresses = [f"worker-{number}:{PORT}" for number in range(len(hosts))]
     started = []
     for number, host in enumerate(hosts):
-        environ = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
-        if together:
-            task = {"type": "worker", "index": number}
-            environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+        task = {"type": "worker", "index": number}
+        environ = {**os.environ, "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}
         log = host.network.folder / f"{number}.log"
-        log.unlink(missing_ok=True)
-        words = [sys.executable, str(Path(__file__).resolve()), "--member", json.dumps(case | {"core": number})]
+        words = [sys.executable, str(Path(__file__).resolve()), "--member", json.dumps(case)]
         started.append((host.start(words, environ, f"worker-{number}", log, host.network.folder / "scratch"), log))
     codes = [process.wait() for process, _ in started]
     said = [log.read_text() for _, log in started]
     assert not any(codes), "\n".join(said)
-    return [json.loads(text.splitlines()[-1]) for text in said]
+    return json.loads(said[0].splitlines()[-1])
 
 
 def _bandwidth(hosts: list) -> float:
@@ -156,12 +150,15 @@ def _bandwidth(hosts: list) -> float:
 
 
 def _member(case: dict) -> None:
-    """One worker on one core: the seconds of a step, of an all-reduce of one number, and the gradients' bytes."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[case["core"] % len(cores)]})  # before TensorFlow counts its threads
-    import numpy as np
-
+    """One worker on one core; prints each turn's seconds a step, the seconds of a small all-reduce, the gradients' bytes."""
     from trainer.cluster import configure_collective_timeouts, describe
+
+    description = describe(os.environ)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[description.task_index % len(cores)]})  # before TensorFlow counts its threads
+    import numpy as np
+    import tensorflow as tf
+
     from trainer.config import TrainConfig
     from trainer.consensus import Consensus
     from trainer.data.manifest import Feature, Label
@@ -174,43 +171,55 @@ def _member(case: dict) -> None:
     from trainer.step import Trainer
     from trainer.strategy import build_strategy
 
-    description = describe(os.environ)
-    workers = description.num_workers if description else 1
-    config = TrainConfig(
-        model=case["model"],
-        model_args=case["model_args"],
-        global_batch_size=case["per_worker"] * workers,
-        strategy="auto",
-    )
-    if description is not None:
-        wait_for_peers(description, 120)
-        configure_collective_timeouts(description)
-    strategy = build_strategy(config, description)
     label = Label(name="label", class_names=[str(digit) for digit in range(10)])
     features = {"image": Feature(kind="image", shape=(28, 28, 1))}
     spec = ModelSpec(features, label, {"label": FeatureStatistics(kind="category", num_examples=1)})
-    trainer = Trainer(strategy, lambda: build_model(config, spec), config, objective_of(spec, config), 10_000)
-    random, count = np.random.default_rng(1), config.global_batch_size * 4
-    images = random.integers(0, 256, (count, 28, 28, 1), np.uint8)
-    feed = MemoryFeed(({"image": images}, random.integers(0, 10, count).astype(np.int32)), 7, shuffle=True)
+    random = np.random.default_rng(1)
 
-    def secs(num_steps: int) -> float:
+    def trainer_of(strategy: object, batch: int) -> tuple[Trainer, MemoryFeed]:
+        config = TrainConfig(model=case["model"], model_args=case["model_args"], global_batch_size=batch)
+        images = random.integers(0, 256, (4 * batch, 28, 28, 1), np.uint8)
+        feed = MemoryFeed(({"image": images}, random.integers(0, 10, 4 * batch).astype(np.int32)), 7, shuffle=True)
+        trainer = Trainer(strategy, lambda: build_model(config, spec), config, objective_of(spec, config), 10_000)
+        return trainer, feed
+
+    wait_for_peers(description, 120)
+    configure_collective_timeouts(description)
+    strategy = build_strategy(TrainConfig(strategy="auto"), description)
+    consensus = Consensus(strategy, description)
+    alone = trainer_of(tf.distribute.get_strategy(), case["per_worker"])
+    together = trainer_of(strategy, case["per_worker"] * description.num_workers)
+
+    def secs(pair: tuple[Trainer, MemoryFeed], num_steps: int) -> float:
+        trainer, feed = pair
         began = time.perf_counter()
         for done in range(0, num_steps, 4):
             trainer.train_steps(feed, None, 0, 0, min(4, num_steps - done))
         return (time.perf_counter() - began) / num_steps
 
-    secs(2)  # compiles
-    consensus = Consensus(strategy, description)
-    first = consensus.add([secs(4)])[0] / workers  # the same number of steps on both
-    consensus.add([0.0])
-    measured = secs(max(4, round(SECONDS / first)))
-    began = time.perf_counter()
-    for _ in range(50):
+    def mean(value: float) -> float:
+        return consensus.add([value])[0] / description.num_workers
+
+    def num_steps(pair: tuple[Trainer, MemoryFeed]) -> int:
+        """The same on all workers: as many as one turn holds."""
+        secs(pair, 1)  # compiles
+        return max(2, round(SECONDS / mean(secs(pair, 2))))
+
+    steps = [num_steps(alone), num_steps(together)]
+    turns = []
+    for _ in range(case["rounds"]):
         consensus.wait()
-    latency = (time.perf_counter() - began) / 50
-    num_bytes = 4 * trainer.model.count_params()
-    print(json.dumps({"secs": measured, "latency": latency, "bytes": num_bytes}), flush=True)
+        one = secs(alone, steps[0]) if description.is_chief else 0.0
+        consensus.wait()  # meanwhile the others were waiting here
+        apart = mean(secs(alone, steps[0]))
+        both = mean(secs(together, steps[1]))
+        began = time.perf_counter()
+        for _ in range(20):
+            consensus.wait()
+        latency = (time.perf_counter() - began) / 20
+        num_bytes = 4 * together[0].model.count_params()
+        turns.append({"one": one, "apart": apart, "together": both, "latency": latency, "bytes": num_bytes})
+    print(json.dumps(turns), flush=True)
 
 
 def _computed() -> None:

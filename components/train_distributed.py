@@ -6,9 +6,9 @@ from kfp.dsl import Model, Output
 
 @dsl.component(base_image="trireme", install_kfp_package=False)
 def train_distributed(
-    train: str, group: str, job: str, seed: int, name: str, root: str, code: str, examples: str, model: Output[Model]
+    train: str, group: str, seed: int, name: str, root: str, code: str, examples: str, model: Output[Model]
 ):
     """Trains as `train_model` does. `examples` is where the dataset is: an artifact would be fetched into this pod."""
     from trainer import tasks
 
-    tasks.train_distributed(train, group, job, seed, name, root, examples, model)
+    tasks.train_distributed(train, group, seed, name, root, examples, model)

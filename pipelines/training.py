@@ -23,10 +23,11 @@ from components.train_model import train_model
 from components.validate_data import validate_data
 from pipelines.config import ClusterConfig, Config
 from pipelines.pods import dress, dress_training, give_addresses, give_run
-from trainer.config import SHARDS_FOR_MOST
+from trainer.config import JOB_VARIABLE, SHARDS_FOR_MOST
 from trainer.data.fingerprint import source_of
 from trainer.data.schema import read_schema
 from trainer.errors import BadInput
+from trainer.launch.job import literal
 from trainer.provenance import source_digest
 
 _LONGEST_SCHEMA_BYTES = 96 * 1024  # Linux starts no process with an argument over 128 KB
@@ -103,7 +104,6 @@ def build_pipeline(config: Config) -> Any:
                 trained = train_distributed(
                     train=train,
                     group=group,
-                    job=job.to_json(),
                     seed=seed,
                     name=name,
                     root=root,
@@ -152,7 +152,9 @@ def build_pipeline(config: Config) -> Any:
         for task in others:
             task.set_caching_options(False)
         if job is None:
-            dress_training(trained, config.cluster)  # the pods of a job are dressed by its template
+            dress_training(trained, config.cluster)
+        else:  # its pods are dressed by the template in it
+            trained.set_env_variable(JOB_VARIABLE, literal(job.to_json()))
         if config.notify is not None:
             give_addresses(outcome, config.notify)
             for task in cached:  # the others are told their run; it must be no parameter where it would undo the cache

@@ -1,4 +1,4 @@
-"""Kill a publication before things that it sends, chosen at random, then let another one finish.
+"""Kill a publication before every second thing that it sends, from a random one on, then let another one finish.
 
     python publish_killer.py FOLDER URI
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from trainer import storage
 from trainer.errors import TriremeError
 
-KILLS = 20
+EVERY = 2  # so many of them from one death to the next
 
 
 def staged(uri):
@@ -36,10 +36,9 @@ def main(folder, uri):
 
     sys.addaudithook(count)
     storage.publish(folder, f"{uri}/counted")
-    total = sent
-    assert total > KILLS, total
+    deaths = range(random.randint(1, EVERY), sent + 1, EVERY)
     halves = 0
-    for nth in sorted(random.sample(range(1, total + 1), KILLS)):
+    for nth in deaths:
         child = os.fork()
         if child == 0:
             sent = 0
@@ -60,8 +59,8 @@ def main(folder, uri):
             assert not storage.exists(f"{uri}/{nth}")
         storage.publish(folder, f"{uri}/{nth}")
         assert staged(f"{uri}/{nth}") == whole
-    assert halves > KILLS / 2
-    print(KILLS)
+    assert halves > len(deaths) / 2
+    print(len(deaths))
 
 
 if __name__ == "__main__":

@@ -106,12 +106,14 @@ def test_a_training_of_many_pods_takes_the_place_of_the_one_pods(compiled, launc
         model = tasks_of(spec)["evaluate-model"]["inputs"]["artifacts"]["model"]["taskOutputArtifact"]
         assert model == {"outputArtifactKey": "model", "producerTask": name}
     inputs = after["inputs"]["parameters"]
-    assert inputs.keys() - before["inputs"]["parameters"].keys() == {"job", "examples"}
+    assert inputs.keys() - before["inputs"]["parameters"].keys() == {"examples"}  # the cache compares no pod's settings
     assert "artifacts" not in after["inputs"]  # an artifact would be fetched into the launching pod
     assert inputs["examples"]["taskOutputParameter"] == {"outputParameterKey": "Output", "producerTask": "prepare-data"}
     assert after["cachingOptions"] == before["cachingOptions"]
     assert after["retryPolicy"] == before["retryPolicy"]
-    job = json.loads(inputs["job"]["runtimeValue"]["constant"])
+    (variable,) = many["deploymentSpec"]["executors"]["exec-train-distributed"]["container"]["env"]
+    assert variable["name"] == "TRIREME_JOB"
+    job = json.loads(variable["value"])
     assert (job["launcher"], job["deadline_secs"]) == (launcher, 3600)
     assert job["pod"]["spec"]["containers"][0]["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "2"}
 
@@ -122,7 +124,8 @@ def test_the_launching_pod_asks_for_no_accelerator_and_no_time_limit(configurati
     compile_pipeline(load_config(configuration(), [*GROUP, *settings]), tmp_path / "p.yaml")
     spec, *others = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
     container = spec["deploymentSpec"]["executors"]["exec-train-distributed"]["container"]
-    assert not {"resources", "env"} & set(container)
+    assert "resources" not in container
+    assert [one["name"] for one in container["env"]] == ["TRIREME_JOB"]
     for other in others:
         pods = other["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
         assert "exec-train-distributed" not in pods

@@ -13,10 +13,12 @@ import keras
 import numpy as np
 import psutil
 import pytest
+import tensorflow as tf
 from small_data import write_dataset
 
 from trainer.config import GroupConfig, TrainConfig, parse
 from trainer.errors import BadInput, WorldFailure
+from trainer.launch.local import run_group
 from trainer.launch.training import train_as_group
 from trainer.loop import fit
 
@@ -66,20 +68,24 @@ SYNCHRONISED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("more", [{}, SYNCHRONISED], ids=["memory", "batch norm"])
+EAGER = {"eager": True, "epochs": 2}
+
+
+@pytest.mark.parametrize("more", [{}, SYNCHRONISED, EAGER], ids=["memory", "batch norm", "eager"])
 def test_two_workers_give_the_weights_of_one_process(examples, tmp_path, more, capfd):
     alone = parse(TrainConfig, EVERYTHING | more)
     together = parse(TrainConfig, EVERYTHING | more | {"strategy": "multi_worker_mirrored"})
     fit(alone, 3, examples, tmp_path / "alone", tmp_path / "c1")
     summary = train_as_group(together, 3, examples, tmp_path / "together", tmp_path / "c2", TWO)
-    assert (summary["num_replicas"], summary["num_workers"], summary["steps"]) == (2, 2, 32)
+    assert (summary["num_replicas"], summary["num_workers"]) == (2, 2)
+    assert summary["steps"] == 4 * alone.epochs
     assert difference(weights(tmp_path / "alone"), weights(tmp_path / "together")) < 1e-6
     for one, other in zip(rows(tmp_path / "alone"), rows(tmp_path / "together"), strict=True):
         assert one["num_examples"] == other["num_examples"] == 61
         assert one["validation_loss"] == pytest.approx(other["validation_loss"], abs=1e-5)
     said = capfd.readouterr().out.splitlines()
     assert (
-        len([line for line in said if "epoch 8/8: loss" in line]) == 2
+        len([line for line in said if f"epoch {alone.epochs}/{alone.epochs}: loss" in line]) == 2
     )  # once alone, once by the chief: others are quiet
     assert not (tmp_path / "c2").exists()
 
@@ -109,7 +115,7 @@ def of_task(process, kind, index):
 
 @pytest.mark.parametrize("whom", ["launcher", "worker 1"])
 def test_sigterm_stops_all_workers_at_one_step_and_the_next_run_ends_as_if_nothing_had_been(examples, tmp_path, whom):
-    settings = EVERYTHING | {"epochs": 60, "steps_per_loop": 1}
+    settings = EVERYTHING | {"epochs": 60, "steps_per_loop": 1, "cache_bytes": 0 if whom == "worker 1" else 2**30}
     config = parse(TrainConfig, settings | {"strategy": "multi_worker_mirrored"})
     with start(config, examples, tmp_path / "model", tmp_path / "checkpoints") as process:
         try:
@@ -154,7 +160,7 @@ def killing(monkeypatch, after, kind, index):
 
 
 def test_a_group_that_dies_is_started_again_and_ends_with_the_same_weights(examples, tmp_path, monkeypatch):
-    settings = EVERYTHING | {"strategy": "multi_worker_mirrored", "epochs": 40, "steps_per_loop": 1}
+    settings = EVERYTHING | {"strategy": "multi_worker_mirrored", "epochs": 40, "steps_per_loop": 1, "cache_bytes": 0}
     killed = killing(monkeypatch, "epoch 3/40: loss", "worker", 1)
     group = TWO.model_copy(update={"max_restarts": 1})
     summary = train_as_group(parse(TrainConfig, settings), 3, examples, tmp_path / "model", tmp_path / "c1", group)
@@ -170,10 +176,36 @@ def test_a_fault_of_one_worker_is_reported_under_its_name_and_with_its_words(exa
         train_as_group(config, 3, examples, tmp_path / "model", tmp_path / "c", TWO)
 
 
-def test_a_split_that_does_not_fit_into_memory_is_refused(examples, tmp_path):
-    config = parse(TrainConfig, EVERYTHING | {"strategy": "multi_worker_mirrored", "cache_bytes": 0})
-    with pytest.raises(BadInput, match=r"cache_bytes = 0: several workers hold each split in memory, and train has"):
-        train_as_group(config, 3, examples, tmp_path / "model", tmp_path / "c", TWO)
+# Worker 0's clock is the world's; worker 1's runs 200 times as fast, so that it would take far fewer steps a call.
+WITH_CLOCKS = """
+import json, os, signal, sys, time
+from pathlib import Path
+from trainer.config import TrainConfig, parse_json
+from trainer.loop import fit
+signal.alarm(300)  # workers that wait for one another would wait for ever
+speed = 200 if json.loads(os.environ["TF_CONFIG"])["task"]["index"] else 1
+examples, folder, checkpoints = map(Path, sys.argv[2:])
+fit(parse_json(TrainConfig, sys.argv[1]), 3, examples, folder, checkpoints, clock=lambda: speed * time.monotonic())
+"""
+
+
+def test_workers_whose_clocks_differ_make_the_same_steps_of_a_streamed_split(examples, tmp_path):
+    settings = EVERYTHING | {"epochs": 20, "cache_bytes": 0, "checkpoint_every_secs": 0.001}
+    here = {"tensorboard_dir": str(tmp_path / "board"), "profile_steps": [10, 11]}  # the chief alone profiles
+    together = parse(TrainConfig, settings | here | {"strategy": "multi_worker_mirrored"})
+    paths = map(str, (examples, tmp_path / "together", tmp_path / "c1"))
+    result = run_group(
+        [sys.executable, "-c", WITH_CLOCKS, together.to_json(), *paths],
+        2, max_restarts=0, grace_period_secs=5, log_folder=tmp_path / "logs", emit=lambda *_: None,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.first_failure
+    fit(parse(TrainConfig, settings), 3, examples, tmp_path / "alone", tmp_path / "c2")
+    assert difference(weights(tmp_path / "alone"), weights(tmp_path / "together")) < 1e-6  # 80 steps
+    assert [row["num_examples"] for row in rows(tmp_path / "together")] == [61] * 20
+    board = [file.name for file in (tmp_path / "board").rglob("*") if file.is_file()]
+    assert any(name.endswith("xplane.pb") for name in board)
+    (events,) = (tmp_path / "board").glob("events.*")
+    assert any(event.HasField("graph_def") for event in tf.compat.v1.train.summary_iterator(str(events)))
 
 
 def test_a_strategy_for_one_process_is_refused_before_anybody_is_waited_for(examples, tmp_path):

@@ -88,6 +88,8 @@ def test_numbers_go_into_a_csv_file(number_table, tmp_path):
         ("size\n1\n", "has no colour, which the model takes"),
         ("size,colour\nbig,red\n", r"in.csv:2: size = 'big': must be a number"),
         ("size,colour\n1\n", "in.csv:2: has 1 values, the header has 2"),
+        ("size,colour\n", "in.csv: holds no examples"),
+        ("", "in.csv"),
         ('size,colour\n1,"red\n', "in.csv:2: unexpected end of data"),
     ],
 )
@@ -109,11 +111,14 @@ def test_a_file_that_is_not_utf_8_is_refused(table, tmp_path, ending):
 
 def test_what_cannot_be_scored_is_refused(table, digits_model, pictures, tmp_path):
     (tmp_path / "in.xyz").write_text("")
+    (tmp_path / "in.jsonl").write_text("\n")
     for model, source, output, message in (
         (tmp_path, pictures, "out.csv", "holds no saved_model.pb"),
         (digits_model, pictures, "out.txt", "must end in .jsonl or .csv"),
         (table[1], pictures, "out.csv", "not one image"),
         (table[1], tmp_path / "in.xyz", "out.csv", "must be an image, a folder"),
+        (digits_model, tmp_path / "none.png", "out.csv", "none.png: there is no such file or folder"),
+        (table[1], tmp_path / "in.jsonl", "out.csv", "in.jsonl: holds no examples"),
         (digits_model, table[0], "out.csv", "has no image, which the model takes"),
     ):
         with pytest.raises(BadInput, match=message):

@@ -196,6 +196,44 @@ def test_a_signal_before_the_first_step_ends_the_run_at_once(train, monkeypatch)
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+def test_a_signal_while_the_model_is_written_lets_it_be_finished(train, weights, monkeypatch):
+    import trainer.finish
+
+    train("whole", checkpoints="c1")
+    export = trainer.finish.export_model
+
+    def asked_meanwhile(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return export(*arguments)
+
+    monkeypatch.setattr(trainer.finish, "export_model", asked_meanwhile)
+    assert train("model")["steps"] == 12
+    assert exactly(weights("whole"), weights("model"))
+
+
+def test_a_second_signal_while_the_model_is_written_leaves_none_and_the_next_run_writes_it(train, examples, tmp_path):
+    program = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from trainer.config import *\n"
+        "import trainer.finish\n"
+        "from trainer.loop import fit\n"
+        "export = trainer.finish.export_model\n"
+        "def asked_twice(*arguments):\n"
+        "    export(*arguments)\n"
+        "    for _ in range(2): os.kill(os.getpid(), signal.SIGTERM)\n"
+        "trainer.finish.export_model = asked_twice\n"
+        "fit(parse_json(TrainConfig, sys.argv[1]), 3, *map(Path, sys.argv[2:]))\n"
+    )
+    words = [parse(TrainConfig, TINY).to_json(), *map(str, (examples, tmp_path / "model", tmp_path / "checkpoints"))]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])}
+    done = subprocess.run([sys.executable, "-c", program, *words], env=environ, capture_output=True, check=False)
+    assert done.returncode == 143, done.stderr[-2000:]
+    assert not (tmp_path / "model").exists()
+    assert train()["resumed_after_step"] == 12
+    assert (tmp_path / "model" / "train.json").exists()
+
+
 def test_checkpoints_come_by_steps_and_by_seconds_and_only_the_newest_and_the_best_stay(
     train, examples, tmp_path, monkeypatch
 ):
@@ -408,7 +446,7 @@ def test_more_accelerators_asked_for_than_visible_are_refused(train, monkeypatch
 def test_trying_the_model_changes_nothing(examples, monkeypatch):
     from trainer.consensus import Consensus
     from trainer.first_batch import check_model
-    from trainer.loop import prepare_run
+    from trainer.run import prepare_run
 
     config = parse(TrainConfig, TINY | {"model_args": {"dropout": 0.5, "batch_norm": "plain"}})
     strategy = tf.distribute.get_strategy()
@@ -525,6 +563,20 @@ def test_keras_fit_gives_the_weights_of_the_own_loop_where_keras_is_right(train,
     train("own", checkpoints="c1", keep_best=None, model_args={"l2": 0.01})
     train("keras", checkpoints="c2", keep_best=None, model_args={"l2": 0.01}, loop="keras_fit", steps_per_loop=None)
     assert difference(weights("own"), weights("keras")) < 1e-6
+
+
+def test_a_model_with_a_train_step_of_its_own_takes_it(train, weights, rows, capsys):
+    own = {"model": "small_models:own_step", "loop": "keras_fit", "steps_per_loop": None, "keep_best": None}
+    train("keras", checkpoints="c1", **own, global_batch_size=61)
+    assert "the model compiles itself" in capsys.readouterr().out
+    train("own", checkpoints="c2", keep_best=None, optimizer="sgd", learning_rate=0.1, global_batch_size=61)
+    assert difference(weights("own"), weights("keras")) < 1e-6
+    for mine, theirs in zip(rows("own"), rows("keras"), strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], abs=1e-6)
+        assert theirs["accuracy"] is None  # its step does not look at it
+        assert theirs["validation_accuracy"] == mine["validation_accuracy"]
+    with pytest.raises(BadInput, match=r"train\.jit_compile: the model compiles itself"):
+        train("no", checkpoints="c3", **own, jit_compile=True)
 
 
 def test_keras_fit_on_replicas_leaves_out_what_does_not_divide_and_says_so(train, rows, capsys):

@@ -11,10 +11,12 @@ from typing import Any
 
 from trainer.checkpoint import Checkpoints, identity
 from trainer.data.reading import MemoryFeed
+from trainer.epochs import finish_epoch
 from trainer.errors import BadInput, Preempted, WorldFailure
-from trainer.loop import Run, finish_epoch, finish_run, save
+from trainer.finish import finish_run
 from trainer.preemption import StopSignals
 from trainer.progress import progress, say
+from trainer.run import Run, save
 
 _STEPS_PER_EXECUTION = 32
 

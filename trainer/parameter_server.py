@@ -26,11 +26,19 @@ from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.reading import take
 from trainer.data.records import parser
 from trainer.data.shard_files import shard_paths
+from trainer.epochs import account, finish_epoch, show
 from trainer.errors import EXIT_PREEMPTED, BadInput, WorldFailure
+from trainer.finish import finish_run
+from trainer.first_batch import check_model
+from trainer.group import join_group
 from trainer.optimizer import clip
 from trainer.preemption import StopSignals
 from trainer.progress import progress, say
+from trainer.run import Run, announce, begin_warm, check_sizes, preempted, prepare_run, save, seed_everything
 from trainer.step import Report, Totals, Trainer
+
+coordinators: list[Any] = []
+"""Those of this process, never let go: the destructor would wait for a lost worker for ever, whenever it is collected."""
 
 
 def fit_asynchronously(
@@ -55,26 +63,25 @@ def fit_asynchronously(
     """
     import tensorflow as tf
 
-    from trainer import loop
-
     strategy = None
     if description.is_chief:
         manifest = read_manifest(examples)
-        loop.check_sizes(config, manifest)
+        check_sizes(config, manifest)
         _check_memory(config, manifest)
-        strategy = loop.join_group(config, description, group, stop)
+        strategy = join_group(config, description, group, stop)
     else:
-        loop.join_group(config, description, group, stop, serves=True)
+        join_group(config, description, group, stop, serves=True)
         _serve(description)
 
     coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    loop.seed_everything(config, seed)
+    coordinators.append(coordinator)
+    seed_everything(config, seed)
     # The chief's own copy of the model looks at the validation and is exported.
-    run = loop.prepare_run(config, seed, examples, manifest, tf.distribute.get_strategy(), None, clock)
+    run = prepare_run(config, seed, examples, manifest, tf.distribute.get_strategy(), None, clock)
     run.num_replicas = run.num_workers = description.num_workers
     run.deliver = deliver
-    loop.check_model(run.trainer, run.train_feed, config, strategy_name="parameter_server")
-    loop.announce(run)
+    check_model(run.trainer, run.train_feed, config, strategy_name="parameter_server")
+    announce(run)
     trainer = Trainer(strategy, run.build, config, run.trainer.objective, run.total_steps)
     saver = Checkpoints(
         checkpoints, trainer, identity(config, seed, manifest.digest), config.keep_checkpoints, run.workers, mirror
@@ -84,7 +91,7 @@ def fit_asynchronously(
         if run.state.step:
             say(f"resuming after step {run.state.step:,} of {run.total_steps:,}")
         elif config.warm_start is not None:
-            loop.begin_warm(trainer, config.warm_start)
+            begin_warm(trainer, config.warm_start)
 
         schedule = _scheduler(trainer, coordinator, examples, manifest, seed)
         stop.defer()
@@ -93,16 +100,16 @@ def fit_asynchronously(
             while run.state.step < run.total_steps and not run.state.finished:
                 _run_epoch(run, saver, schedule, bar, stop)
                 _copy_weights(trainer, run.trainer)
-                loop.finish_epoch(run)
-                loop.save(run, saver)
+                finish_epoch(run)
+                save(run, saver)
                 if stop.asked is not None:
                     saver.wait()
-                    raise loop.preempted(stop, run.state)
+                    raise preempted(stop, run.state)
         run.board.close()
         if config.keep_best is not None and run.validation_feed is not None:
             saver.restore_best(run.state)
             _copy_weights(trainer, run.trainer)
-        summary = loop.finish_run(run, seed, folder)
+        summary = finish_run(run, seed, folder)
         saver.clear()
         return summary
 
@@ -178,10 +185,8 @@ def _scheduler(
     return schedule
 
 
-def _run_epoch(run: Any, saver: Checkpoints, schedule: Callable, bar: Any, stop: StopSignals) -> None:
+def _run_epoch(run: Run, saver: Checkpoints, schedule: Callable, bar: Any, stop: StopSignals) -> None:
     """Runs what is left of an epoch, in chunks after which nothing is under way."""
-    from trainer import loop
-
     config, state = run.config, run.state
     epoch = state.step // run.steps_per_epoch
     in_epoch = state.step - epoch * run.steps_per_epoch
@@ -193,17 +198,17 @@ def _run_epoch(run: Any, saver: Checkpoints, schedule: Callable, bar: Any, stop:
             sums = schedule(epoch, in_epoch, in_epoch + num_steps)
         bad = next((place for place, part in enumerate(sums) if not math.isfinite(part[0])), None)
         report = Report(Totals(*sum(sums).tolist()), 0.0, 0, 0, 0, None if bad is None else in_epoch + bad, 0.0)
-        loop.account(run, report, in_epoch, num_steps)
+        account(run, report, in_epoch, num_steps)
         in_epoch += num_steps
-        loop.show(run, report, num_steps, epoch, run.pace.seconds, bar)
+        show(run, report, num_steps, epoch, run.pace.seconds, bar)
         secs = config.checkpoint_every_secs
         late = secs is not None and run.clock() - run.saved_at >= secs
         if in_epoch < run.steps_per_epoch:
             if stop.asked is not None or late or (every and state.step % every == 0):
-                loop.save(run, saver)
+                save(run, saver)
             if stop.asked is not None:
                 saver.wait()
-                raise loop.preempted(stop, state)
+                raise preempted(stop, state)
 
 
 def _copy_weights(source: Trainer, target: Trainer) -> None:

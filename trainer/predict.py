@@ -9,6 +9,7 @@ split as it is. Only one batch is in memory, and the output appears whole or not
 import csv
 import json
 import math
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -49,13 +50,15 @@ def predict(model: str, source: Path, output: Path, *, split: str = "test", batc
     """
     if output.suffix not in (".jsonl", ".csv"):
         raise BadInput(f"--output = {output}: must end in .jsonl or .csv")
+    if not source.exists():
+        raise BadInput(f"{source}: there is no such file or folder")
     with tempfile.TemporaryDirectory() as staged:
         folder = _saved_model(model, Path(staged))
         metadata = read_metadata(folder)
         if metadata is None:
             raise BadInput(f"{model}: is no SavedModel that was exported here (it has no metadata inside)")
         signature, rows = _rows(source, metadata, split)
-        return _score(folder, metadata, signature, rows, output, batch_size)
+        return _score(folder, metadata, signature, _readable(rows, source), output, batch_size)
 
 
 def _saved_model(model: str, staged: Path) -> Path:
@@ -66,6 +69,18 @@ def _saved_model(model: str, staged: Path) -> Path:
     raise BadInput(f"{model}: holds no saved_model.pb")
 
 
+def _readable(rows: Iterator[_Row], source: Path) -> Iterator[_Row]:
+    """The examples; a file of theirs that cannot be read, and a source without any, is bad input."""
+    try:
+        first = next(rows, None)
+        if first is None:
+            raise BadInput(f"{source}: holds no examples")
+        yield first
+        yield from rows
+    except OSError as error:
+        raise BadInput(f"{error.filename or source}: cannot be read: {error.strerror}") from None
+
+
 def _score(
     folder: Path, metadata: dict[str, Any], signature: str, rows: Iterable[_Row], output: Path, batch_size: int
 ) -> int:
@@ -74,7 +89,7 @@ def _score(
     loaded = tf.saved_model.load(str(folder))
     serve = loaded.signatures[signature]
     specs = serve.structured_input_signature[1]
-    partial = output.with_name(f".{output.name}.partial")
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     count = bad = 0
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +109,10 @@ def _score(
         raise BadInput(f"--output = {output}: cannot be written: {error.strerror}") from None
     finally:
         partial.unlink(missing_ok=True)
-    say(f"{count:,} examples scored into {output}" + (f"; {bad:,} could not be decoded" if bad else ""))
+    say(
+        f"{count:,} example{'' if count == 1 else 's'} scored into {output}"
+        + (f"; {bad:,} could not be decoded" if bad else "")
+    )
     return count
 
 

@@ -14,7 +14,8 @@ batch. The order below decides it:
 Many steps run inside one graph call, so that Python is out of the way.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +120,19 @@ class Trainer:
         """The averages begin at the weights of now."""
         for average, variable in zip(self.averages, self.model.trainable_variables, strict=False):
             average.assign(variable.numpy())
+
+    @contextmanager
+    def averaged_weights(self) -> Iterator[None]:
+        """The averaged weights take the place of the trained ones while the block runs, where averages are kept."""
+        variables = self.model.trainable_variables if self.averages else []
+        trained = [variable.numpy() for variable in variables]
+        for variable, average in zip(variables, self.averages, strict=True):
+            variable.assign(average.numpy())
+        try:
+            yield
+        finally:
+            for variable, value in zip(variables, trained, strict=True):
+                variable.assign(value)
 
     def graph(self, feed: Any, iterator: Any) -> Any:
         """The graph of the train loop, for TensorBoard."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from trainer import storage
 from trainer.config import (
+    JOB_VARIABLE,
     DataConfig,
     EvaluateConfig,
     GroupConfig,
@@ -206,26 +207,26 @@ def train_model(train: str, group: str, seed: int, name: str, root: str, example
 
 
 @_task("train-distributed")
-def train_distributed(
-    train: str, group: str, job: str, seed: int, name: str, root: str, examples: str, model: Any
-) -> None:
+def train_distributed(train: str, group: str, seed: int, name: str, root: str, examples: str, model: Any) -> None:
     """What `train_model` does, by a job of many pods; `examples` is where the dataset is, which this task does not hold.
 
-    On a person's own machine the processes run beside this one instead.
+    What the pods are like stands in the environment (`JOB_VARIABLE`). On a person's own machine the processes run beside
+    this one instead.
     """
     from trainer.data.manifest import FILE_NAME
-    from trainer.launch.distributed import is_in_cluster, train_on_cluster
+    from trainer.launch.distributed import check_places, is_in_cluster, train_on_cluster
     from trainer.launch.worker import WorkerRequest
 
     config = parse_json(TrainConfig, train, path="train")
     processes = parse_json(GroupConfig, group, path="cluster")
-    engine = parse_json(JobConfig, job, path="job")
-    if not is_in_cluster():
-        say(f"{engine.launcher} is for a cluster: the processes run on this machine")
+    if not is_in_cluster(os.environ):
+        say("a job of many pods is for a cluster: here its processes run on this machine")
         _describe_model(model, config, _trained_here(config, processes, seed, name, root, examples, examples, model))
         return
     from trainer.checkpoint import run_key
 
+    job = parse_json(JobConfig, os.environ.get(JOB_VARIABLE, ""), path=JOB_VARIABLE)
+    check_places({"examples": examples, "model": model.uri, "root": root})
     manifest, _ = storage.read_json(storage.join(examples, FILE_NAME))
     if manifest is None:
         raise _deleted_since(examples, FILE_NAME)
@@ -238,7 +239,7 @@ def train_distributed(
         model=model.uri,
         checkpoints=storage.join(root, f"checkpoints/{name}/{run_key(config, seed, digest)}"),
     )
-    _describe_model(model, config, train_on_cluster(asked, engine, name, "train-distributed", digest))
+    _describe_model(model, config, train_on_cluster(asked, job, name, "train-distributed", digest))
 
 
 def _trained_here(
@@ -319,6 +320,7 @@ def check_serving(serving: str, model: Any, serving_check: Any) -> None:
     from trainer.serving import check_serving as check
 
     config = parse_json(ServingConfig, serving, path="serving")
+    _present(model, "train.json")
     found = check(config, Path(model.path))
     Path(serving_check.path).mkdir(parents=True, exist_ok=True)
     write_json(Path(serving_check.path) / SERVING_FILE, found)

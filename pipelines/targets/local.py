@@ -81,6 +81,8 @@ def run(config: Config, root: str | Path, runner: str, display: Any) -> Outcome:
     Raises:
         BadInput: The root cannot be written, or there is no Docker engine.
     """
+    if not str(root):
+        raise BadInput("--root = : names no folder")
     remote = str(root) if is_remote(root) else None
     root = (Path("output") if remote else Path(root)).expanduser().absolute()
     tasks = Containers(config, root) if runner == "docker" else Processes()

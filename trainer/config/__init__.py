@@ -16,7 +16,7 @@ from trainer.config.data import (
     ValidateConfig,
 )
 from trainer.config.evaluate import EvaluateConfig, OwnMetric, ServingConfig, Slicing, Threshold
-from trainer.config.launch import JobConfig
+from trainer.config.launch import JOB_VARIABLE, JobConfig
 from trainer.config.release import Channel, Event, NotifyConfig, PushConfig, RetrainConfig
 from trainer.config.section import (
     OVERRIDDEN,
@@ -40,6 +40,7 @@ from trainer.config.train import (
 )
 
 __all__ = [
+    "JOB_VARIABLE",
     "OVERRIDDEN",
     "SHARDS_FOR_MOST",
     "Augmentation",

@@ -4,6 +4,10 @@ from typing import Any, Literal
 
 from trainer.config.section import PositiveInt, Section
 
+JOB_VARIABLE = "TRIREME_JOB"
+"""Environment variable of the launching task with a `JobConfig` as JSON. It is no parameter, which Kubeflow's cache would
+compare: what the pods are given does not decide what is trained."""
+
 DEFAULT_DEADLINE_SECS = 7 * 24 * 3600
 """After so long a job ends by itself where nobody gave a limit, for its launcher may be gone by then."""
 

@@ -79,11 +79,14 @@ def find_files(config: DataConfig, local: Path | None) -> list[SourceFile]:
     folder = local or Path(root).expanduser()
     if not folder.exists():
         raise BadInput(f"data.path = {json.dumps(config.path)}: does not exist")
-    names = sorted(
-        file.relative_to(folder).as_posix()
-        for file in folder.rglob("*")
-        if file.is_file() and not _hidden(file, folder)
-    )
+    if pattern is not None and not _MAGIC.search(pattern):  # one file, whatever else its folder holds
+        names = [pattern] if (folder / pattern).is_file() else []
+    else:
+        names = sorted(
+            file.relative_to(folder).as_posix()
+            for file in folder.rglob("*")
+            if file.is_file() and not _hidden(file, folder)
+        )
     shown = json.dumps(config.path)
     if config.splits.shares():
         found = [SourceFile(folder / name, name, None) for name in names if _belongs(name, pattern, config)]

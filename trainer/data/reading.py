@@ -166,18 +166,11 @@ class StreamFeed:
                 dataset = dataset.flat_map(shares)
             dataset = dataset.prefetch(_BATCHES_AHEAD)  # so that reading does not wait for parsing
             parsed = dataset.map(self._parse, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-            # A data set that may end makes workers ask one another before every batch whether there is one, and that
-            # question and the gradients of the step before can meet in different orders: they would wait for ever.
-            # Nobody reads past the end here, because the number of steps is known.
+            # Workers ask one another before every batch of a data set that may end whether there is one more. Nobody
+            # reads past the end here, because the number of steps is known.
             endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
             return parsed.prefetch(tf.data.AUTOTUNE).apply(endless)
 
-        resolver = strategy.cluster_resolver
-        if resolver is not None and resolver.cluster_spec() and num_replicas > 1:
-            workers = len(resolver.cluster_spec().as_dict().get("worker", []))
-            if workers == num_replicas:
-                # A worker with one replica needs nothing distributed, and its own iterator asks no peer for anything.
-                return iter(per_worker(tf.distribute.InputContext(workers, resolver.task_id, num_replicas)))
         return iter(strategy.distribute_datasets_from_function(per_worker))
 
     def _batches(self, epoch: int, start: int, batch_size: int) -> Any:

@@ -8,6 +8,7 @@ every decision is made by whoever iterates over `watch`. The engine starts pods 
 what cannot come to anything, and finds whose fault it was.
 """
 
+import math
 import queue
 import threading
 import time
@@ -26,7 +27,7 @@ _EVENTS_EVERY_SECS = 15.0
 _QUIET_SECS = 10.0  # after which a pod that says nothing is asked after in the events
 _DELETED_WITHIN_SECS = 600.0
 _POLL_SECS = 0.5
-_LAST_PODS_SECS = 5.0  # what pods say may come after what the job says
+_LAST_PODS_SECS = 5.0
 _LOG_ENDS_WITHIN_SECS = 15.0
 _ADOPTED_LINES = 20
 
@@ -42,10 +43,20 @@ class ClusterLauncher:
         emit: Is given the name of a process and a line of its log, from a thread of its own.
         start_timeout_secs: How long the pods may take to start, from when the job is not held back by a queue.
         max_restarts: How often a process may be started again, where the engine does not count.
+        clock: Seconds that only grow.
     """
 
-    def __init__(self, job: Job, api: Api, *, emit: Emit, start_timeout_secs: float, max_restarts: int) -> None:
-        self._job, self._api, self._emit = job, api, emit
+    def __init__(
+        self,
+        job: Job,
+        api: Api,
+        *,
+        emit: Emit,
+        start_timeout_secs: float,
+        max_restarts: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job, self._api, self._emit, self._clock = job, api, emit, clock
         self._start_timeout_secs, self._max_restarts = start_timeout_secs, max_restarts
         self._events: queue.SimpleQueue[tuple[str, str, Any]] = queue.SimpleQueue()
         self._watches: list[Watch] = []
@@ -56,7 +67,7 @@ class ClusterLauncher:
         self._uid: str | None = None
         self._adopted = self._had_started = self._was_suspended = False
         self._waiting_since: float | None = None
-        self._asked_events_at = 0.0
+        self._asked_events_at = -math.inf
         self._said: dict[str, str] = {}
         self._attempt = 0
         self._stop_lock = threading.Lock()
@@ -157,7 +168,7 @@ class ClusterLauncher:
         if self._uid is not None:
             self._api.delete_now(self._job.resource, self._job.name, self._uid)
         if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
+            self._stopped_at = self._clock()
         self._events.put(("launcher", "STOP", None))
         self._stop_lock.release()
 
@@ -200,6 +211,7 @@ class ClusterLauncher:
             yield f"{self._job.title} has been admitted"
         self._was_suspended = state.kind == "suspended"
         if state.kind == "done":
+            yield from self._take_late_pods(lambda: self._adopted or bool(self._logs))
             self._finish_logs()
             self._result = GroupResult(exit_code=EXIT_DONE, restarts=self._attempt)
         elif state.kind == "failed":
@@ -237,6 +249,8 @@ class ClusterLauncher:
             yield f"the whole group is started again ({attempt} of {self._max_restarts})"
         if member == self._job.chief and of.has_started(found, self._job.container):
             self._show_log(uid, of.name_of(found), member)
+        if uid in self._logs and (kind == "DELETED" or of.ended_at(found, self._job.container)):
+            self._logs[uid].is_over.set()
         failure = of.failure_of(found, self._job.container, member)
         if failure is None and kind == "DELETED" and self._is_missed(found, attempt):
             failure = MemberFailure(member=member, reason="was deleted before it had ended")
@@ -276,7 +290,7 @@ class ClusterLauncher:
     # What nobody sends an event about.
 
     def _look(self) -> Iterator[str]:
-        now = time.monotonic()
+        now = self._clock()
         if self._stopped_at is not None:
             if now - self._stopped_at > self._grace_period_secs + _QUIET_SECS:
                 self._result = GroupResult(exit_code=EXIT_PREEMPTED, restarts=self._attempt)
@@ -355,11 +369,8 @@ class ClusterLauncher:
             why = f"took longer than it may (cluster.timeout_secs): {state.text}"
             self._conclude(MemberFailure(member=self._job.title, reason=why))
             return
-        deadline = time.monotonic() + _LAST_PODS_SECS
-        while not self._last_failures() and time.monotonic() < deadline:
-            event = self._next_event()
-            if event is not None and event[0] == PODS.plural:
-                yield from self._take(event)
+        # All that is known may be echoes, whose cause is about to be told.
+        yield from self._take_late_pods(lambda: not all(one.is_echo for one in self._last_failures()))
         failed = self._last_failures()
         if failed:
             self._conclude(next((one for one in failed if not one.is_echo), failed[0]))
@@ -368,6 +379,14 @@ class ClusterLauncher:
             if (text := self._last_warning(name)) and text not in state.text:
                 state = state._replace(text=f"{state.text}; {text}")
         self._conclude(MemberFailure(member=self._job.title, reason=f"failed: {state.text or 'it does not say why'}"))
+
+    def _take_late_pods(self, are_enough: Callable[[], bool]) -> Iterator[str]:
+        """What pods say, which may come a moment after what the job says of itself."""
+        deadline = time.monotonic() + _LAST_PODS_SECS
+        while not are_enough() and time.monotonic() < deadline:
+            event = self._next_event()
+            if event is not None and event[0] == PODS.plural:
+                yield from self._take(event)
 
     def _last_failures(self) -> list[MemberFailure]:
         last = max((attempt for attempt, _, _ in self._failures.values()), default=0)

@@ -395,13 +395,14 @@ class Log(_Reader):
         self._path = f"{PODS.path(api.namespace, pod)}/log"
         self._query = {"container": container, "timestamps": "true"}
         self._say, self._tail = say, tail
-        self._is_over = threading.Event()
+        self.is_over = threading.Event()
+        """Set by who knows that the container has ended: what is left of the log is read, and no more is waited for."""
         self._place = _Place()
         self._read_at = time.monotonic()
 
     def finish(self, timeout_secs: float) -> None:
         """The container has ended: waits until the rest of its log has been handed on."""
-        self._is_over.set()
+        self.is_over.set()
         self.join(timeout_secs)
         self.end()
 
@@ -409,7 +410,7 @@ class Log(_Reader):
         """Follows the log until it ends or nobody wants it any more."""
         pause = 0.25
         while not self._ended.is_set():
-            was_over = self._is_over.is_set()
+            was_over = self.is_over.is_set()
             try:
                 self._read(follow=not was_over)
                 if was_over:
@@ -424,8 +425,8 @@ class Log(_Reader):
                 except WorldFailure as explained:
                     self._say(f"(its log cannot be read: {explained})")
                     return
-            if not self._is_over.is_set():
-                self._is_over.wait(pause)
+            if not self.is_over.is_set():
+                self.is_over.wait(pause)
                 pause = min(pause * 2, _MOST_WAIT_SECS)
             elif was_over:
                 self._pause(pause)

@@ -24,15 +24,28 @@ from trainer.progress import say
 
 _MOST_REQUEST_BYTES = 64 * 1024
 _MOST_SHOWN_LINES = 5
+_OWN_POD = "KFP_POD_NAME"  # set by Kubeflow's driver in every task's pod
 _RUN_LABEL = "pipeline/runid"
 _NEEDED = ("train.json", "model.keras", "saved_model/saved_model.pb")
 
 
-def is_in_cluster(environ: Mapping[str, str] = os.environ) -> bool:
+def is_in_cluster(environ: Mapping[str, str]) -> bool:
     """Whether this process is a task's pod on a cluster, and not part of a run on a person's own machine or notebook."""
-    return bool(environ.get("KUBERNETES_SERVICE_HOST") or environ.get("KUBECONFIG")) and not environ.get(
-        "TRIREME_RUN_DIR"
-    )
+    return bool(environ.get(_OWN_POD)) and not environ.get("TRIREME_RUN_DIR")
+
+
+def check_places(places: Mapping[str, str]) -> None:
+    """Refuses places that the pods of a job cannot reach, by the name of what is there.
+
+    Raises:
+        BadInput: One is not in a bucket.
+    """
+    for name, uri in places.items():
+        if not uri.startswith("gs://"):
+            raise BadInput(
+                f"{name} = {uri}: the pods of a job can read and write gs:// only; give a pipeline root that begins with"
+                " gs:// (cluster.pipeline_root)"
+            )
 
 
 def train_on_cluster(asked: WorkerRequest, config: JobConfig, name: str, task: str, data_digest: str) -> dict[str, Any]:
@@ -48,12 +61,6 @@ def train_on_cluster(asked: WorkerRequest, config: JobConfig, name: str, task: s
     Raises:
         BadInput, Preempted, WorldFailure: As the process that failed first said, or as the cluster did.
     """
-    for path, uri in (("examples", asked.examples), ("model", asked.model), ("checkpoints", asked.checkpoints)):
-        if not uri.startswith("gs://"):
-            raise BadInput(
-                f"{path} = {uri}: the pods of a {config.launcher} can read and write gs:// only; give a pipeline root"
-                " that begins with gs:// (cluster.pipeline_root)"
-            )
     request = asked.to_json()
     if len(request.encode()) > _MOST_REQUEST_BYTES:
         raise BadInput(
@@ -99,7 +106,7 @@ def owner_of(api: Api, name: str, task: str, environ: Mapping[str, str] = os.env
     Raises:
         WorldFailure: The pod cannot be read.
     """
-    pod_name = environ.get("KFP_POD_NAME") or environ.get("HOSTNAME", "")
+    pod_name = environ.get(_OWN_POD, "")
     try:
         pod = api.get(PODS, pod_name)
     except NotFound as error:

@@ -115,9 +115,9 @@ def command_of() -> list[str]:
     return ["python", "-m", "trainer", "train-worker"]
 
 
-def argument_of(request: str) -> str:
-    """A request as an argument of a container, in which Kubernetes would replace `$(NAME)`."""
-    return request.replace("$", "\\u0024")
+def literal(text: str) -> str:
+    """JSON as an argument or a variable of a container, in which Kubernetes would replace `$(NAME)`."""
+    return text.replace("$", "\\u0024")
 
 
 def group_variables(group: GroupConfig) -> list[dict[str, str]]:

@@ -15,11 +15,11 @@ from trainer.launch.cluster_api import Resource
 from trainer.launch.job import (
     Job,
     Owner,
-    argument_of,
     command_of,
     condition_state,
     group_variables,
     job_name,
+    literal,
     metadata_of,
     pod_template,
 )
@@ -43,7 +43,7 @@ def tfjob(request: str, config: JobConfig, group: GroupConfig, owner: Owner) -> 
     for kind in ("labels", "annotations"):
         template["metadata"][kind] = {**template["metadata"].get(kind, {}), **_NO_SIDECAR}
     container = template["spec"]["containers"][0]
-    container.update(name=_CONTAINER, command=command_of(), args=[argument_of(request)])
+    container.update(name=_CONTAINER, command=command_of(), args=[literal(request)])
     container["env"] = [
         *container.get("env", []),
         *group_variables(group),

@@ -16,11 +16,11 @@ from trainer.launch.job import (
     OURS,
     Job,
     Owner,
-    argument_of,
     command_of,
     condition_state,
     group_variables,
     job_name,
+    literal,
     metadata_of,
     pod_template,
 )
@@ -78,7 +78,7 @@ def trainjob(
     trainer: dict[str, Any] = {
         "image": container.pop("image"),
         "command": command_of(),
-        "args": [argument_of(request)],
+        "args": [literal(request)],
         "numNodes": num_pods,
         "env": [*container.pop("env", []), *group_variables(group)],
     }
