@@ -58,7 +58,9 @@ image-test: $(VENV)/installed
 # Asks PyPI's database of vulnerabilities about each pinned package; installs and resolves nothing. Fails where a package
 # is vulnerable, and where the index keeps no such database, as mirrors do.
 audit: $(VENV)-image/installed
-	$(VENV)-image/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements/$(VARIANT).txt
+	@$(VENV)-image/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements/$(VARIANT).txt || { \
+	  echo "NOT audited clean. If a package is vulnerable, it is named above. If one is said not to be found on PyPI, the" \
+	    "index that was asked keeps no database of vulnerabilities and nothing was audited: ask PyPI itself." >&2; exit 1; }
 
 $(VENV)-image/installed: requirements/image.txt
 	$(PYTHON) -m venv $(VENV)-image

@@ -9,6 +9,8 @@ def evaluate_model(
     evaluate: str,
     name: str,
     registry: str,
+    root: str,
+    run: str,
     examples: Input[Dataset],
     model: Input[Model],
     evaluation: Output[Artifact],
@@ -18,4 +20,6 @@ def evaluate_model(
     """Measures the exported model, and the champion on the same examples."""
     from trainer import tasks
 
-    tasks.evaluate_model(evaluate, name, registry, examples, model, evaluation, metrics, classification_metrics)
+    tasks.evaluate_model(
+        evaluate, name, registry, examples, model, evaluation, metrics, classification_metrics, noted_in=(root, run)
+    )

@@ -4,8 +4,8 @@ from kfp import dsl
 
 
 @dsl.component(base_image="trireme", install_kfp_package=False)
-def fingerprint_data(data: str) -> str:
+def fingerprint_data(data: str, seed: int, root: str, code: str, run: str, scheduled: str) -> str:
     """Answers with the last day of the window and a digest of the files, which the preparation takes as a parameter."""
     from trainer import tasks
 
-    return tasks.fingerprint_data(data)
+    return tasks.fingerprint_data(data, seed, root, code, run, scheduled)

@@ -5,8 +5,8 @@ from kfp.dsl import Dataset, Output
 
 
 @dsl.component(base_image="trireme", install_kfp_package=False)
-def prepare_data(data: str, seed: int, root: str, code: str, source: str, examples: Output[Dataset]):
-    """Prepares the dataset that the data section describes. `code` is only a part of the cache's key."""
+def prepare_data(data: str, seed: int, root: str, code: str, source: str, examples: Output[Dataset]) -> str:
+    """Prepares the dataset that the data section describes, and answers where it is."""
     from trainer import tasks
 
-    tasks.prepare_data(data, seed, root, source, examples)
+    return tasks.prepare_data(data, seed, root, source, examples, code)

@@ -1,7 +1,7 @@
 """Component: a blessed model into the registry."""
 
 from kfp import dsl
-from kfp.dsl import Artifact, Dataset, Input, Model, Output
+from kfp.dsl import HTML, Artifact, Dataset, Input, Model, Output
 
 
 @dsl.component(base_image="trireme", install_kfp_package=False)
@@ -18,10 +18,10 @@ def push_model(
     serving_check: Input[Artifact],
     verdict: Input[Artifact],
     pushed_model: Output[Model],
+    report: Output[HTML],
 ):
     """Stores the model as the next version and makes it the champion."""
     from trainer import tasks
 
-    tasks.push_model(
-        push, evaluate, name, registry, root, run, examples, model, evaluation, serving_check, verdict, pushed_model
-    )
+    judged = (evaluation, serving_check, verdict)
+    tasks.push_model(push, evaluate, name, registry, root, run, examples, model, *judged, pushed_model, report)

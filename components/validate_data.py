@@ -10,6 +10,8 @@ def validate_data(
     schema: str,
     name: str,
     registry: str,
+    root: str,
+    run: str,
     examples: Input[Dataset],
     anomalies: Output[Artifact],
     page: Output[HTML],
@@ -17,4 +19,4 @@ def validate_data(
     """Writes the anomalies and a page of statistics, and ends the run where one is an error."""
     from trainer import tasks
 
-    tasks.validate_data(validate, schema, name, registry, examples, anomalies, page)
+    tasks.validate_data(validate, schema, name, registry, examples, anomalies, page, noted_in=(root, run))

@@ -4,7 +4,9 @@ for finding in check(config):
     print(finding.state, finding.subject, finding.message)
 """
 
+import json
 import secrets
+import shlex
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,19 +39,20 @@ def check(config: Config) -> list[Finding]:
 
 
 def _dataset(config: Config) -> Finding:
-    """Whether the builder or the files exist and are at hand; reads metadata only."""
-    from trainer.data.files import count_files
+    """Whether the builder or the files exist, are at hand, and have the splits and columns that are asked of them.
+
+    Reads metadata, and of a table's first file the first rows.
+    """
+    from trainer.data.sources import open_source
     from trainer.data.tfds_source import describe_builder
     from trainer.errors import TriremeError
 
     if config.data.source != "tfds":
         return _files(config)
     try:
-        if config.data.source != "tfds":
-            return Finding(
-                "passed", "dataset", f"{count_files(config.data):,} {config.data.source} files in {config.data.path}"
-            )
         description = describe_builder(config.data)
+        if description.prepared:
+            open_source(config.data, None)
     except TriremeError as error:
         return Finding("failed", "dataset", str(error))
     if not description.prepared and config.data.download:
@@ -64,20 +67,27 @@ def _dataset(config: Config) -> Finding:
 def _files(config: Config) -> Finding:
     from datetime import UTC
 
+    from trainer import storage
     from trainer.data.fingerprint import wanted_files
+    from trainer.data.sources import open_source
     from trainer.data.window import days_of
     from trainer.errors import TriremeError
 
     data = config.data
     try:
         found = wanted_files(data.path, data.window)
+        if found and not storage.is_remote(data.path):
+            open_source(data, None)
     except TriremeError as error:
         return Finding("failed", "dataset", str(error))
-    days = days_of(data.window, datetime.now(UTC)) if data.window else ()
-    window = f" of {days[0]} to {days[-1]}" if days else ""
+    window = ""
+    if data.window is not None:
+        days = days_of(data.window, datetime.now(UTC))
+        rows = f", rows by {data.window.column}" if data.window.column else ""
+        window = f"{rows} of {days[0]} to {days[-1]}"
     if not found:
         return Finding("failed", "dataset", f"data.path = {data.path}: there are no files{window}")
-    return Finding("passed", "dataset", f"{data.path}: {len(found):,} files{window}")
+    return Finding("passed", "dataset", f"{data.path}: {len(found):,} file{'s' if len(found) > 1 else ''}{window}")
 
 
 def _image(config: Config) -> Finding:
@@ -115,53 +125,96 @@ def check_cluster(config: Config, now: datetime, connect: Callable[[], "Server"]
         now: The moment, for the schedules.
         connect: Gives the way to the server; what it raises becomes a finding.
     """
-    return [_root(config), *_hardware(config), *_schedules(config, now), *_server(config, connect)]
+    return [
+        *_root(config),
+        *_hardware(config),
+        *_launcher(config),
+        *_schedules(config, now),
+        *_server(config, connect),
+    ]
 
 
-def _root(config: Config) -> Finding:
+def _root(config: Config) -> Iterator[Finding]:
     """Whether things can be written to and read from the root, with the account of whoever asks."""
     from trainer import storage
     from trainer.errors import TriremeError
 
     root = config.cluster.pipeline_root
     if root is None:
-        return Finding("failed", "root", "cluster.pipeline_root = null: name one, such as gs://bucket/trireme")
+        yield Finding("failed", "root", "cluster.pipeline_root = null: name one, such as gs://bucket/trireme")
+        return
     if "://" not in root and not any(
         root == one.path or root.startswith(f"{one.path}/") for one in config.cluster.volumes
     ):
-        return Finding(
+        yield Finding(
             "failed",
             "root",
             f"{root} is a folder in each pod by itself; take a bucket, or mount a claim there (cluster.volumes)",
         )
+        return
     if not storage.is_remote(root):
-        return Finding("warning", "root", f"{root} can be looked at from inside the cluster only")
+        yield Finding("warning", "root", f"{root} can be looked at from inside the cluster only")
+        return
     probe = storage.join(root, "checks", secrets.token_hex(8))
     try:
         storage.write_json(storage.join(probe, "probe.json"), {"probe": True})
         storage.read_json(storage.join(probe, "probe.json"))
         storage.delete_prefix(probe)
     except TriremeError as error:
-        return Finding("failed", "root", str(error))
-    account = config.cluster.service_account or "pipeline-runner"
-    return Finding("passed", "root", f"{root} can be read and written by you; the runs need it for {account}")
+        yield Finding("failed", "root", str(error))
+        return
+    yield Finding("passed", "root", f"{root} can be read and written by you")
+    yield Finding(
+        "warning",
+        "account",
+        "whether the runs' account may read and write there too shows inside the cluster only:"
+        f" {_probe_of_the_runs_account(config, root)}",
+    )
+
+
+def _probe_of_the_runs_account(config: Config, root: str) -> str:
+    """A command that does in a pod with the account of the runs what `check` did here."""
+    place = f"{root.rstrip('/')}/checks/account"
+    deed = f"from trainer import storage as s; s.write_json('{place}', 1); s.read_json('{place}'); s.delete_prefix('{place}')"
+    pod = {"spec": {"serviceAccountName": config.cluster.service_account or "pipeline-runner"}}
+    words = [
+        *("kubectl", "-n", config.kubeflow.namespace or "kubeflow", "run", "trireme-check", "--rm", "-i"),
+        *("--restart=Never", f"--image={config.cluster.image}", f"--overrides={json.dumps(pod)}"),
+        *("--command", "--", "python", "-c", deed),
+    ]
+    return shlex.join(words)
 
 
 def _hardware(config: Config) -> Iterator[Finding]:
+    """Whether batch, replicas, GPUs and workers fit one another; the number of shards fits any of them."""
     gpus, strategy, batch = config.cluster.num_gpus, config.train.strategy, config.train.global_batch_size
-    if gpus == 0:
-        yield Finding("passed", "hardware", f"{strategy} trains on the CPU")
-    elif batch < gpus:
+    workers = config.cluster.num_workers
+    replicas = workers * (gpus or config.train.num_virtual_devices or 1)
+    gpus_said = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else "the CPU"
+    place = f"{workers} workers with {gpus_said} each" if workers > 1 else gpus_said
+    if config.cluster.num_parameter_servers:
+        yield Finding("passed", "hardware", f"{strategy} on {place}, each at its own pace")
+    elif batch < replicas:
         yield Finding(
-            "failed", "hardware", f"train.global_batch_size = {batch}: is less than one example for each of {gpus} GPUs"
+            "failed",
+            "hardware",
+            f"train.global_batch_size = {batch}: is less than one example for each of {replicas} replicas ({place});"
+            " give a larger batch or fewer of them",
         )
-    elif batch % gpus:
+    elif batch % replicas:
         yield Finding(
-            "warning", "hardware", f"a batch of {batch} does not divide by {gpus} GPUs; some wait for the others"
+            "warning",
+            "hardware",
+            f"a batch of {batch} does not divide by {replicas} replicas ({place}), so some wait for the others; take"
+            f" {batch - batch % replicas} or {batch + replicas - batch % replicas}",
         )
+    elif replicas == 1:
+        yield Finding("passed", "hardware", f"{strategy} on {place}")
     else:
+        yield Finding("passed", "hardware", f"{strategy} on {place}, {batch // replicas} examples for each replica")
+    if workers > 1:
         yield Finding(
-            "passed", "hardware", f"{strategy} on {gpus} GPU{'s' if gpus > 1 else ''}, {batch // gpus} examples each"
+            "passed", "shards", f"each of {workers} workers takes its part of every batch, however many files there are"
         )
     if gpus and not config.cluster.memory:
         yield Finding("warning", "memory", "cluster.memory = null: a node may kill the training for want of it")
@@ -169,6 +222,33 @@ def _hardware(config: Config) -> Iterator[Finding]:
         yield Finding(
             "warning", "memory", "cluster.shared_memory = null: NCCL may fail with 64 MiB of /dev/shm; give 1Gi or more"
         )
+
+
+def _launcher(config: Config) -> Iterator[Finding]:
+    """What a training of many pods needs of the cluster, as far as it can be known from here."""
+    cluster = config.cluster
+    job = cluster.job()
+    if job is None:
+        if cluster.is_several:
+            yield Finding(
+                "warning", "launcher", "cluster.launcher = local: all processes share one pod; trainjob gives each its own"
+            )  # fmt: skip
+        return
+    needs = f"the runtime {job.runtime} and " if job.launcher == "trainjob" else ""
+    account = cluster.service_account or "pipeline-runner"
+    yield Finding(
+        "passed", "launcher", f"a {job.launcher} of {cluster.num_pods} pods; the cluster needs {needs}the role of"
+        f" manifests/launcher-rbac.yaml for {account}",
+    )  # fmt: skip
+    if cluster.timeout_secs is None:
+        days = job.deadline_secs // 86400
+        yield Finding(
+            "warning", "launcher", f"cluster.timeout_secs = null: a job whose launcher is lost ends after {days} days only"
+        )  # fmt: skip
+    if cluster.retries == 0:
+        yield Finding(
+            "warning", "launcher", "cluster.retries = 0: nobody takes up the job of a launcher whose node is lost; give 1"
+        )  # fmt: skip
 
 
 def _schedules(config: Config, now: datetime) -> Iterator[Finding]:
@@ -202,7 +282,7 @@ def _server(config: Config, connect: Callable[[], "Server"]) -> Iterator[Finding
 
     try:
         server = connect()
-        health = server.call("say how it is", lambda client: client.get_kfp_healthz())
+        health = server.call("say how it is", lambda client: client.get_kfp_healthz(), attempts=2)
     except TriremeError as error:
         yield Finding("failed", "server", str(error))
         return

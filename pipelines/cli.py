@@ -10,11 +10,8 @@ from pathlib import Path
 from pipelines import commands_check, commands_kubeflow, commands_schedule
 from pipelines.commands_models import add_models_command
 from pipelines.commands_predict import add_predict_command
+from pipelines.flags import EXIT_CODES
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
-
-_EXIT_CODES = """\
-exit codes: 0 done, 1 failed, 2 bad input, 3 not blessed (with --fail-unless-blessed),
-            130 interrupted, 143 preempted (a checkpoint was saved; run again to go on)"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -44,7 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="trireme",
         description="Prepare, train, evaluate and promote a TensorFlow model: one YAML file, here or on Kubeflow.",
-        epilog=_EXIT_CODES,
+        epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version)
@@ -84,7 +81,7 @@ def _command(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
-        epilog=_EXIT_CODES,
+        epilog=EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="configuration file, such as configs/digits.yaml")

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pipelines.flags import count
 from trainer.errors import EXIT_DONE, EXIT_NOT_BLESSED
 
 if TYPE_CHECKING:
@@ -46,10 +47,13 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
     )
     _common(submit)
 
-    runs = commands.add_parser("runs", help="list, show, cancel or retry runs on the server")
+    runs = commands.add_parser("runs", help="list, show, cancel or retry runs on the server",
+                               description="List, show, cancel or retry runs on the server.")  # fmt: skip
     verbs = runs.add_subparsers(title="verbs", metavar="VERB", required=True)
     listing = command(verbs, "list", _list, "list the newest runs with their verdicts")
-    listing.add_argument("-n", dest="count", type=int, default=10, metavar="N", help="how many (default: %(default)s)")
+    listing.add_argument(
+        "-n", dest="count", type=count, default=10, metavar="N", help="how many (default: %(default)s)"
+    )
     _common(listing, experiment=True)
     for name, function, summary in (
         ("show", _show, "show a run: tasks, verdict, metrics"),
@@ -72,7 +76,10 @@ def access_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--namespace", metavar="NAME", help="namespace of the runs")
     group.add_argument("--token-file", metavar="FILE", help="file with the bearer token")
     group.add_argument(
-        "--token-command", type=shlex.split, metavar="COMMAND", help="program that prints the token; no shell"
+        "--token-command",
+        type=shlex.split,
+        metavar="COMMAND",
+        help="program, with its arguments, that prints the token; run without a shell",
     )
     group.add_argument("--cookies-file", metavar="FILE", help="file with the cookies that a proxy asks for")
     group.add_argument("--ca-file", metavar="FILE", help="certificates of the authorities to trust")

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+from pathlib import Path
 from typing import Any
 
+from pipelines.flags import EXIT_CODES, count
 from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
 
 _SHOWN_METRICS = 3
@@ -16,7 +18,13 @@ def add_models_command(commands: argparse._SubParsersAction) -> None:
     actions = models.add_subparsers(title="actions", metavar="ACTION", required=True)
 
     def action(name: str, function: Any, summary: str) -> argparse.ArgumentParser:
-        added = actions.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        added = actions.add_parser(
+            name,
+            help=summary,
+            description=summary[0].upper() + summary[1:] + ".",
+            epilog=EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         added.add_argument("--registry", default="output/models", metavar="URI",
                            help="folder or gs:// prefix of the registry (default: %(default)s)")  # fmt: skip
         added.set_defaults(command=function)
@@ -29,19 +37,19 @@ def add_models_command(commands: argparse._SubParsersAction) -> None:
     listed.add_argument("name", nargs="?", metavar="NAME", help="the model; without it all models are listed")
     json_flag(listed)
     shown = action("show", _show, "show what is on record of a version")
-    shown.add_argument("name", metavar="NAME")
-    shown.add_argument("version", nargs="?", type=int, metavar="VERSION", help="default: the champion")
+    shown.add_argument("name", metavar="NAME", help="the model")
+    shown.add_argument("version", nargs="?", type=count, metavar="VERSION", help="default: the champion")
     json_flag(shown)
     promoted = action("promote", _promote, "make a version the champion, whatever its verdict; this is put on record")
-    promoted.add_argument("name", metavar="NAME")
-    promoted.add_argument("version", type=int, metavar="VERSION")
+    promoted.add_argument("name", metavar="NAME", help="the model")
+    promoted.add_argument("version", type=count, metavar="VERSION", help="number, as `models list NAME` has it")
     promoted.add_argument("--reason", required=True, metavar="TEXT", help="why; goes on record")
     rolled = action("rollback", _rollback, "make the champion before this one champion again; this is put on record")
-    rolled.add_argument("name", metavar="NAME")
+    rolled.add_argument("name", metavar="NAME", help="the model")
     rolled.add_argument("--reason", required=True, metavar="TEXT", help="why; goes on record")
     verified = action("verify", _verify, "read every file again and compare it with its recorded digest")
-    verified.add_argument("name", metavar="NAME")
-    verified.add_argument("version", nargs="?", type=int, metavar="VERSION", help="default: all versions")
+    verified.add_argument("name", metavar="NAME", help="the model")
+    verified.add_argument("version", nargs="?", type=count, metavar="VERSION", help="default: all versions")
 
 
 def _registry(arguments: argparse.Namespace) -> Any:
@@ -49,10 +57,21 @@ def _registry(arguments: argparse.Namespace) -> Any:
     from trainer import storage
     from trainer.registry import Registry
 
+    _check_place(arguments.registry)
     if arguments.name not in (names := storage.list_folders(arguments.registry)):
         known = ", ".join(sorted(names)) or "none"
         raise BadInput(f"{arguments.registry}: has no model {arguments.name} (there are: {known})")
     return Registry(arguments.registry, arguments.name)
+
+
+def _check_place(registry: str) -> None:
+    """A registry on this machine that is not there is a mistake too, and so is a file."""
+    from trainer import storage
+
+    if not storage.is_remote(registry) and not Path(registry).is_dir():
+        raise BadInput(
+            f"--registry = {registry}: {'is a file' if Path(registry).exists() else 'there is no such folder'}"
+        )
 
 
 def _list(arguments: argparse.Namespace) -> int:
@@ -60,6 +79,7 @@ def _list(arguments: argparse.Namespace) -> int:
     from trainer.registry import Registry
 
     if arguments.name is None:
+        _check_place(arguments.registry)
         rows = []
         for name in sorted(storage.list_folders(arguments.registry)):
             champion = Registry(arguments.registry, name).champion()
@@ -68,6 +88,8 @@ def _list(arguments: argparse.Namespace) -> int:
             print(json.dumps(rows, ensure_ascii=False))
         for row in () if arguments.json else rows:
             print(f"{row['name']:<24}champion {row['champion'] or '–'}")
+        if not rows and not arguments.json:
+            print(f"{arguments.registry} holds no models")
         return EXIT_DONE
     models = _registry(arguments)
     champion = models.champion()

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from trainer.errors import EXIT_DONE, BadInput
+from pipelines.flags import EXIT_CODES, count
+from trainer.errors import EXIT_DONE
 
 
 def add_predict_command(commands: argparse._SubParsersAction) -> None:
@@ -12,6 +13,8 @@ def add_predict_command(commands: argparse._SubParsersAction) -> None:
         "predict",
         help="score images, tables, texts or a prepared split with a model",
         description="Score images, tables, texts or a prepared split with a model, through its serving signature.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "model", metavar="MODEL", help="a version's folder or gs:// prefix, or a trained model's folder"
@@ -20,7 +23,7 @@ def add_predict_command(commands: argparse._SubParsersAction) -> None:
                         help="an image, a folder of images, a .csv, .jsonl or .txt file, or a prepared dataset")  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="a .jsonl or .csv file")
     parser.add_argument("--split", default="test", help="of a prepared dataset (default: %(default)s)")
-    parser.add_argument("--batch-size", type=int, default=64, metavar="N", help="examples of one call (default: 64)")
+    parser.add_argument("--batch-size", type=count, default=64, metavar="N", help="examples of one call (default: 64)")
     parser.set_defaults(command=_predict)
 
 
@@ -30,7 +33,5 @@ def _predict(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from trainer.predict import predict
 
-    if arguments.batch_size < 1:
-        raise BadInput(f"--batch-size = {arguments.batch_size}: must be at least 1")
     predict(arguments.model, arguments.input, arguments.output, split=arguments.split, batch_size=arguments.batch_size)
     return EXIT_DONE

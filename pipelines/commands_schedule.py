@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pipelines.commands_kubeflow import access_flags, connect
+from pipelines.flags import count
 from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 def register(commands: argparse._SubParsersAction, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `schedule` and its verbs to the command line."""
-    schedule = commands.add_parser("schedule", help="make the server's schedules equal the file's, and look after them")
+    summary = "make the server's schedules equal the file's, and look after them"
+    schedule = commands.add_parser("schedule", help=summary, description=f"M{summary[1:]}.")
     verbs = schedule.add_subparsers(title="verbs", metavar="VERB", required=True)
 
     apply = command(verbs, "apply", _apply, "make the server's schedules equal the file's")
@@ -25,7 +27,7 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
     command(verbs, "list", _list, "list this pipeline's schedules on the server")
     preview = command(verbs, "preview", _preview, "print the next runs, in the zone and in UTC; asks no server")
     preview.add_argument("name", nargs="?", metavar="NAME", help="schedule (default: all of the file)")
-    preview.add_argument("-n", dest="count", type=int, default=5, metavar="N", help="how many (default: %(default)s)")
+    preview.add_argument("-n", dest="count", type=count, default=5, metavar="N", help="how many (default: %(default)s)")
     preview.add_argument("--json", action="store_true", help="print one line of JSON")
     for name, function, summary in (
         ("pause", _pause, "stop a schedule on the server until it is resumed or applied"),
@@ -37,9 +39,9 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
     status = command(
         verbs, "status", _status, "say how each schedule fares; exit with 1 if one is late or keeps failing"
     )
-    status.add_argument("--grace-minutes", type=int, default=15, metavar="N",
+    status.add_argument("--grace-minutes", type=count, default=15, metavar="N",
                         help="how late a run may start (default: %(default)s)")  # fmt: skip
-    status.add_argument("--failures", type=int, default=3, metavar="K",
+    status.add_argument("--failures", type=count, default=3, metavar="K",
                         help="failures in a row that are too many (default: %(default)s)")  # fmt: skip
     for name, verb in verbs.choices.items():
         if name != "preview":
@@ -128,6 +130,8 @@ def _preview(arguments: argparse.Namespace) -> int:
         return EXIT_DONE
     for name, one in shown.items():
         print(f"{name}: {one['cron']} in {one['timezone']}; the server gets {one['server_cron']} in UTC")
+        if not one["moments"]:
+            print("  has ended")
         for moment in one["moments"]:
             late = moment["late_minutes"]
             note = (

@@ -19,6 +19,7 @@ from trainer.config import (
     DataConfig,
     EvaluateConfig,
     GroupConfig,
+    JobConfig,
     NotifyConfig,
     PositiveInt,
     Problem,
@@ -37,9 +38,11 @@ from trainer.metric_names import ALL, names_of
 
 _Name = text(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and hyphens, at most 63, a letter first")
 
+_MOST_PODS = 1000  # three digits, with which the longest name of a host has 63 characters
+
 
 class Accelerator(Section):
-    """Accelerators of the training task."""
+    """Accelerators of the training."""
 
     type: Annotated[str, Field(min_length=1)] = "nvidia.com/gpu"
     """Resource name that the cluster's nodes offer."""
@@ -50,19 +53,32 @@ class Accelerator(Section):
 class ClusterConfig(GroupConfig):
     """Where and with what the tasks run; used when the pipeline is compiled, never inside a task."""
 
+    launcher: Literal["local", "trainjob", "tfjob"] = "local"
+    """What starts the training's processes. `local`: all in the one pod of the training task. `trainjob`: a pod each, by
+    Kubeflow Trainer v2. `tfjob`: a pod each, by the training operator v1. On a person's own machine all are `local`."""
+    runtime: Name | None = None
+    """ClusterTrainingRuntime of a TrainJob. None: `tensorflow-distributed`, or `tensorflow-parameter-server` where there
+    are parameter servers, as in manifests/."""
+    gang: Literal["kueue", "volcano"] | None = None
+    """Who starts all pods of a training or none. None: each starts as there is room for it."""
+    queue: Name | None = None
+    """Queue of Kueue or Volcano that a training waits in."""
+    topology: LabelKey | None = None
+    """Label of nodes whose value is the same for all pods of a training, such as `topology.kubernetes.io/zone`. None: they
+    may be anywhere."""
     image: Annotated[str, Field(min_length=1)] = "trireme:0.1.0"
     """Container image of every task."""
     pipeline_root: str | None = None
     """Folder or `gs://` prefix for prepared data, checkpoints and the registry. None: given when a run is submitted;
     `trireme run` uses `--root`."""
     cpu: Quantity | None = None
-    """CPU that the training task asks for, such as `4` or `500m`. None: no request."""
+    """CPU that the training asks for, each of its pods, such as `4` or `500m`. None: no request."""
     memory: Quantity | None = None
-    """Memory that the training task asks for and may use, such as `16Gi`. None: no request."""
+    """Memory that the training asks for and may use, each of its pods, such as `16Gi`. None: no request."""
     accelerator: Accelerator | None = None
-    """Accelerators of the training task. None: it trains on the CPU."""
+    """Accelerators of the training, of each of its pods. None: it trains on the CPU."""
     gpu: pods.Gpu | None = None
-    """GPUs of the training task with the nodes that have them; in place of `accelerator`."""
+    """GPUs of the training, of each of its pods, with the nodes that have them; in place of `accelerator`."""
     node_selector: dict[LabelKey, LabelValue] = {}
     """Labels of the nodes that the training may run on."""
     node_affinity: list[pods.NodeAffinity] = []
@@ -72,7 +88,8 @@ class ClusterConfig(GroupConfig):
     shared_memory: Quantity | None = None
     """Size of the training's `/dev/shm`, such as `8Gi`, which NCCL needs for several GPUs; it counts as memory. None: 64Mi."""
     timeout_secs: PositiveInt | None = None
-    """Longest time of the training's pod, after which it is killed and counts as failed. None: no limit."""
+    """Longest time of the training's pod, after which it is killed and counts as failed; of the whole job with a launcher of
+    many pods. None: no limit; for a job of many pods seven days, lest it outlive its launcher."""
     service_account: Name | None = None
     """Kubernetes service account of the runs' pods. None: the server's own, `pipeline-runner`."""
     secrets: list[pods.Secret] = []
@@ -97,13 +114,20 @@ class ClusterConfig(GroupConfig):
     refused: ClassVar[dict[str, str]] = {
         "priority_class": "cannot be said in a compiled pipeline; make the class the cluster's default, or set it by a"
         " policy on a label of cluster.labels (docs/operations.md)",
-        "affinity": "only node_affinity can be said in a compiled pipeline; use that",
+        "resources": "give cluster.cpu, cluster.memory and cluster.gpu, such as gpu: {type: nvidia-l4, count: 4}",
+        "affinity": "give node_affinity; the affinity of pods is ignored by Kubeflow's server (docs/operations.md)",
+        "pod_affinity": "is ignored by Kubeflow's server; set it by a policy on a label of cluster.labels"
+        " (docs/operations.md)",
+        "pod_anti_affinity": "is ignored by Kubeflow's server; set it by a policy on a label of cluster.labels"
+        " (docs/operations.md)",
+        "runtime_class": "cannot be said in a compiled pipeline; set it by a policy on a label of cluster.labels"
+        " (docs/operations.md)",
         "env": "put what is not secret into the image, and what is into cluster.secrets",
     }
 
     @property
     def num_gpus(self) -> int:
-        """Accelerators of the training task, however they were asked for."""
+        """Accelerators of each pod of the training, however they were asked for."""
         return self.gpu.count if self.gpu else self.accelerator.count if self.accelerator else 0
 
     def problems(self) -> Iterator[Problem]:
@@ -127,6 +151,7 @@ class ClusterConfig(GroupConfig):
             yield Problem(
                 "shared_memory", self.shared_memory, "counts as memory, and cluster.memory is null; give that too"
             )
+        yield from self._launcher_problems()
         taken: dict[str, str] = {"/dev/shm": "cluster.shared_memory"} if self.shared_memory else {}  # noqa: S108
         for place, path in [
             *((f"secrets.{index}.path", one.path) for index, one in enumerate(self.secrets)),
@@ -136,6 +161,64 @@ class ClusterConfig(GroupConfig):
                 yield Problem(place, path, f"is taken by {taken[path]}")
             elif path is not None:
                 taken[path] = place
+
+    def _launcher_problems(self) -> Iterator[Problem]:
+        """What only a job of many pods can do, and what it cannot."""
+        many = self.launcher != "local"
+        for field in ("gang", "queue", "topology", "runtime"):
+            if getattr(self, field) is not None and not many:
+                rule = "is for a job of many pods, and cluster.launcher is local"
+                yield Problem(field, getattr(self, field), rule)
+        if self.runtime is not None and self.launcher == "tfjob":
+            yield Problem("runtime", self.runtime, "is a TrainJob's; a TFJob has none")
+        if self.queue is not None and self.gang is None:
+            yield Problem("queue", self.queue, "is of Kueue or Volcano: say which (cluster.gang)")
+        if self.gang == "kueue" and self.queue is None:
+            yield Problem("gang", self.gang, "admits what waits in one of its queues: name it (cluster.queue)")
+        if not many:
+            return
+        if self.gang == "volcano" and self.launcher == "trainjob" and self.runtime is None:
+            yield Problem(
+                "gang", self.gang, "a TrainJob's scheduler stands in its runtime: name one that has schedulerName volcano"
+                " and a podGroupPolicy (cluster.runtime; docs/kubernetes.md)",
+            )  # fmt: skip
+        root = self.pipeline_root
+        if root is not None and not root.startswith("gs://"):
+            yield Problem(
+                "pipeline_root", root, f"the pods of a {self.launcher} fetch the data and leave the model by themselves,"
+                " and gs:// is where they can",
+            )  # fmt: skip
+        if self.launcher == "trainjob" and self.pull_policy in ("Always", "Never"):
+            yield Problem(
+                "pull_policy", self.pull_policy, "cannot be said of a TrainJob's pods; leave it out, or use an image with a"
+                " digest",
+            )  # fmt: skip
+        if (pods_in_all := self.num_pods) > _MOST_PODS:
+            yield Problem(
+                "num_workers", self.num_workers, f"makes {pods_in_all} pods with {self.num_parameter_servers} parameter"
+                f" servers, and at most {_MOST_PODS} fit into the names of their hosts",
+            )  # fmt: skip
+
+    @property
+    def num_pods(self) -> int:
+        """Pods of the training with a launcher of many pods."""
+        return self.num_workers + self.num_parameter_servers + (1 if self.num_parameter_servers else 0)
+
+    def job(self) -> JobConfig | None:
+        """What the launching task must know; None where the training is one pod."""
+        if self.launcher == "local":
+            return None
+        ours = "tensorflow-parameter-server" if self.num_parameter_servers else "tensorflow-distributed"
+        limit = {"deadline_secs": self.timeout_secs} if self.timeout_secs else {}
+        return JobConfig(
+            launcher=self.launcher,
+            runtime=self.runtime or ours,
+            gang=self.gang,
+            queue=self.queue,
+            topology=self.topology,
+            pod=pods.template(self),
+            **limit,
+        )
 
     def group(self) -> GroupConfig:
         """The part that the training itself must know."""

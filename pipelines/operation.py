@@ -112,4 +112,6 @@ def moment(text: str) -> datetime:
         raise BadInput("must be a date and time, such as 2027-01-01T00:00:00Z") from None
     if found.tzinfo is None:
         raise BadInput("must say its time zone, such as 2027-01-01T00:00:00Z or …+01:00")
+    if not 2000 <= found.year < 3000:
+        raise BadInput("must be of a year from 2000 to 2999")
     return found

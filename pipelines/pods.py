@@ -2,9 +2,10 @@
 
     dress(task, cluster)             # what every task gets: secrets, volumes, labels, pull policy, security
     dress_training(task, cluster)    # what the training gets besides: GPUs, nodes, shared memory, time limit
+    template(cluster)                # both, as Kubernetes's own pod template, for a training of many pods
 
-The compiled YAML cannot say a priority class, a read-only root file system or a pod affinity: such a setting is refused, with
-what to do in its place, rather than ignored.
+The compiled YAML cannot say a priority class or a read-only root file system, and its field for the affinity of pods is read by
+no server: such a setting is refused, with what to do in its place, rather than ignored.
 """
 
 from collections.abc import Iterator
@@ -228,3 +229,116 @@ def dress_training(task: Any, cluster: "ClusterConfig") -> None:
         kubernetes.empty_dir_mount(task, "shared-memory", "/dev/shm", "Memory", cluster.shared_memory)  # noqa: S108
     if cluster.timeout_secs:
         kubernetes.set_timeout(task, cluster.timeout_secs)
+
+
+def template(cluster: "ClusterConfig") -> dict[str, Any]:
+    """The pod template of a training of many pods, with one container `node`: what `dress` and `dress_training` give."""
+    variables, volumes, mounts = [], [], []
+    for index, secret in enumerate(cluster.secrets):
+        for key, variable in sorted(secret.variables.items()):
+            reference = {"name": secret.name, "key": key, "optional": secret.optional}
+            variables.append({"name": variable, "valueFrom": {"secretKeyRef": reference}})
+        if secret.path:
+            source = {"secretName": secret.name, "optional": secret.optional}
+            volumes.append({"name": f"secret-{index}", "secret": source})
+            mounts.append({"name": f"secret-{index}", "mountPath": secret.path, "readOnly": True})
+    for index, claim in enumerate(cluster.volumes):
+        volumes.append({"name": f"claim-{index}", "persistentVolumeClaim": {"claimName": claim.name}})
+        sub_path = {"subPath": claim.sub_path} if claim.sub_path else {}
+        mounts.append({"name": f"claim-{index}", "mountPath": claim.path, **sub_path})
+    if cluster.shared_memory:
+        memory = {"medium": "Memory", "sizeLimit": cluster.shared_memory}
+        volumes.append({"name": "shared-memory", "emptyDir": memory})
+        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})  # noqa: S108
+    if cluster.num_gpus:
+        variables.append({"name": REQUEST_VARIABLE, "value": str(cluster.num_gpus)})
+    container = {
+        "name": "node",
+        "image": cluster.image,
+        "imagePullPolicy": cluster.pull_policy,
+        "env": variables,
+        "resources": _resources(cluster),
+        "volumeMounts": mounts,
+        "securityContext": _security(cluster.security),
+    }
+    selector = {cluster.gpu.label: cluster.gpu.type} if cluster.gpu else {}
+    spec = {
+        "serviceAccountName": cluster.service_account,
+        "nodeSelector": selector | cluster.node_selector,
+        "affinity": _affinity(cluster.node_affinity),
+        "tolerations": _tolerations(cluster),
+        "imagePullSecrets": [{"name": name} for name in cluster.pull_secrets],
+        "volumes": volumes,
+    }
+    metadata = {"labels": dict(cluster.labels), "annotations": dict(cluster.annotations)}
+    given = {key: value for key, value in metadata.items() if value}
+    return {
+        **({"metadata": given} if given else {}),
+        "spec": {
+            **{key: value for key, value in spec.items() if value},
+            "containers": [{key: value for key, value in container.items() if value}],
+        },
+    }
+
+
+def _resources(cluster: "ClusterConfig") -> dict[str, dict[str, str]]:
+    requests, limits = {}, {}
+    if cluster.cpu:
+        requests["cpu"] = cluster.cpu
+    if cluster.memory:
+        requests["memory"] = limits["memory"] = cluster.memory
+    if cluster.gpu:
+        limits[cluster.gpu.resource] = str(cluster.gpu.count)
+    if cluster.accelerator:
+        limits[cluster.accelerator.type] = str(cluster.accelerator.count)
+    return {key: value for key, value in (("requests", requests), ("limits", limits)) if value}
+
+
+def _security(security: Security | None) -> dict[str, Any]:
+    if security is None:
+        return {}
+    given = {
+        "runAsUser": security.run_as_user,
+        "runAsGroup": security.run_as_group,
+        "runAsNonRoot": security.run_as_non_root,
+        "allowPrivilegeEscalation": False,  # as Kubeflow's server says for every task
+        "capabilities": {"drop": ["ALL"]},
+    }
+    return {key: value for key, value in given.items() if value is not None}
+
+
+def _tolerations(cluster: "ClusterConfig") -> list[dict[str, Any]]:
+    found = []
+    if cluster.gpu:
+        found.append({"key": cluster.gpu.resource, "operator": "Exists", "effect": "NoSchedule"})
+    for one in cluster.tolerations:
+        given = {
+            "key": one.key,
+            "operator": one.operator,
+            "value": one.value,
+            "effect": one.effect,
+            "tolerationSeconds": one.seconds,
+        }
+        found.append({key: value for key, value in given.items() if value is not None})
+    return found
+
+
+def _affinity(affinities: list[NodeAffinity]) -> dict[str, Any]:
+    required, preferred = [], []
+    for one in affinities:
+        term = {"matchExpressions": [_expression(condition) for condition in one.require]}
+        if one.weight is None:
+            required.append(term)
+        else:
+            preferred.append({"weight": one.weight, "preference": term})
+    rules: dict[str, Any] = {}
+    if required:
+        rules["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": required}
+    if preferred:
+        rules["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
+    return {"nodeAffinity": rules} if rules else {}
+
+
+def _expression(term: NodeTerm) -> dict[str, Any]:
+    values = {"values": list(term.values)} if term.values else {}
+    return {"key": term.key, "operator": term.operator, **values}

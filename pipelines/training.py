@@ -18,14 +18,19 @@ from components.judge_model import judge_model
 from components.prepare_data import prepare_data
 from components.push_model import push_model
 from components.record_outcome import record_outcome
+from components.train_distributed import train_distributed
 from components.train_model import train_model
 from components.validate_data import validate_data
 from pipelines.config import ClusterConfig, Config
 from pipelines.pods import dress, dress_training, give_addresses, give_run
+from trainer.config import JOB_VARIABLE, SHARDS_FOR_MOST
 from trainer.data.fingerprint import source_of
 from trainer.data.schema import read_schema
 from trainer.errors import BadInput
+from trainer.launch.job import literal
 from trainer.provenance import source_digest
+
+_LONGEST_SCHEMA_BYTES = 96 * 1024  # Linux starts no process with an argument over 128 KB
 
 SECTIONS = ("data", "train", "evaluate", "serving", "push", "retrain")
 
@@ -40,6 +45,7 @@ def build_pipeline(config: Config) -> Any:
     notify = notify_of(config)
     gated = config.retrain.when == "data_changed"
     expected = _schema_text(config)
+    job = config.cluster.job()
 
     @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.subject}")
     def training(
@@ -61,7 +67,9 @@ def build_pipeline(config: Config) -> Any:
         with dsl.ExitHandler(outcome), contextlib.ExitStack() as stack:
             found = ""
             if source_of(config.data) is not None:
-                fingerprinted = fingerprint_data(data=data)
+                # Servers that do not know it leave the placeholder as it is, or empty: then the window ends when this begins.
+                moment = dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER
+                fingerprinted = fingerprint_data(data=data, seed=seed, root=root, code=code, run=run, scheduled=moment)
                 others.append(fingerprinted)
                 retried.append(fingerprinted)
                 found = fingerprinted.output
@@ -75,6 +83,8 @@ def build_pipeline(config: Config) -> Any:
                         schema=expected,
                         name=name,
                         registry=registry,
+                        root=root,
+                        run=run,
                         examples=examples,
                     )
                 )
@@ -86,14 +96,27 @@ def build_pipeline(config: Config) -> Any:
                 others.append(decided)
                 retried.append(decided)
                 stack.enter_context(dsl.If(decided.outputs["Output"] == True, name="needed"))  # noqa: E712 - becomes CEL
-            trained = train_model(
-                train=train, group=group, seed=seed, name=name, root=root, code=code, examples=examples
-            )
+            if job is None:
+                trained = train_model(
+                    train=train, group=group, seed=seed, name=name, root=root, code=code, examples=examples
+                )
+            else:
+                trained = train_distributed(
+                    train=train,
+                    group=group,
+                    seed=seed,
+                    name=name,
+                    root=root,
+                    code=code,
+                    examples=prepared.outputs["Output"],
+                )
             (decided if gated else trained).after(*validated)
             model = trained.outputs["model"]
-            measured = evaluate_model(evaluate=evaluate, name=name, registry=registry, examples=examples, model=model)
+            measured = evaluate_model(
+                evaluate=evaluate, name=name, registry=registry, root=root, run=run, examples=examples, model=model
+            )
             evaluation = measured.outputs["evaluation"]
-            checked = check_serving(serving=serving, model=model)
+            checked = check_serving(serving=serving, root=root, run=run, model=model)
             judged = judge_model(
                 evaluate=evaluate,
                 name=name,
@@ -128,7 +151,10 @@ def build_pipeline(config: Config) -> Any:
             task.set_caching_options(config.cluster.cache)
         for task in others:
             task.set_caching_options(False)
-        dress_training(trained, config.cluster)
+        if job is None:
+            dress_training(trained, config.cluster)
+        else:  # its pods are dressed by the template in it
+            trained.set_env_variable(JOB_VARIABLE, literal(job.to_json()))
         if config.notify is not None:
             give_addresses(outcome, config.notify)
             for task in cached:  # the others are told their run; it must be no parameter where it would undo the cache
@@ -157,6 +183,10 @@ def compile_pipeline(config: Config, file: Path) -> None:
 def parameters_of(config: Config, root: str | None = None) -> dict[str, Any]:
     """Arguments of the pipeline: each section of a step as one JSON string, the seed, and the places that are known."""
     sections = {name: getattr(config, name).to_json() for name in SECTIONS}
+    workers = config.cluster.num_workers
+    if config.data.min_shards is None and workers > SHARDS_FOR_MOST:
+        # Only such groups: another number of workers must not prepare the data again.
+        sections["data"] = config.data.model_copy(update={"min_shards": workers}).to_json()
     return {**sections, "group": config.cluster.group().to_json(), "seed": config.seed, **places_of(config, root)}
 
 
@@ -198,7 +228,13 @@ def _schema_text(config: Config) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8"
         raise BadInput(f"validate_data.schema_file = {file}: cannot be read: {reason}") from None
-    return read_schema(text, path=str(file)).to_text()
+    schema = read_schema(text, path=str(file)).to_text()
+    if len(schema.encode()) > _LONGEST_SCHEMA_BYTES:
+        raise BadInput(
+            f"validate_data.schema_file = {file}: has {len(schema.encode()):,} bytes; it travels as an argument, which"
+            f" holds {_LONGEST_SCHEMA_BYTES:,}: leave out `values` of features that have many"
+        )
+    return schema
 
 
 def _retry(task: dsl.PipelineTask, cluster: ClusterConfig) -> None:

@@ -33,6 +33,18 @@ def tfds_data_dir(tmp_path_factory):
         os.environ["TFDS_DATA_DIR"] = before
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_dir(tmp_path_factory):
+    """What is brought from buckets goes to a folder of this session."""
+    folder = tmp_path_factory.mktemp("cache")
+    before = os.environ.get("TRIREME_CACHE_DIR")
+    os.environ["TRIREME_CACHE_DIR"] = str(folder)
+    yield folder
+    os.environ.pop("TRIREME_CACHE_DIR")
+    if before is not None:
+        os.environ["TRIREME_CACHE_DIR"] = before
+
+
 @pytest.fixture(scope="session")
 def digits_examples(tmp_path_factory, tfds_data_dir):
     """The digits dataset, prepared."""

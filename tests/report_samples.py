@@ -28,6 +28,7 @@ def evaluation(num_classes=3, names=None, mistakes=6, dense=False):
             "recall": matrix[index][index] / sum(matrix[index]),
             "f1": 2 * matrix[index][index] / (columns[index] + sum(matrix[index])),
             "support": sum(matrix[index]),
+            "intervals": {"precision": [0.6125, 0.9321], "recall": [0.5, 0.99]},
         }
         for index in range(num_classes)
     ]
@@ -97,6 +98,9 @@ def everything(names=None):
         ]
     }
     full["data_statistics"] = {"image": {"mean": 0.31, "missing": 0}, "label": {"unique": 3}}
+    row = {"bill_length_mm": "46.5", "a column whose name is long": "3700", "island": "x" * 200, "sex": "missing"}
+    full["mistakes"].append({**{k: v for k, v in full["mistakes"][0].items() if k != "image"}, "values": row})
+    full["needed"] = {"weighted_f1": 50}
     full["mistakes"].append({**full["mistakes"][0], "index": 900, "image": ramp(96, 130, 3)})
     return full
 

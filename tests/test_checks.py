@@ -1,11 +1,27 @@
 """`trireme check --target kubeflow` and `trireme explain-cache`, before a server."""
 
 import json
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from conftest import REPOSITORY
 from fake_kfp import FakeKubeflow
 from operating import Operator
+
+GROUP = [
+    "cluster.launcher=trainjob",
+    "cluster.num_workers=4",
+    "train.strategy=multi_worker_mirrored",
+    "cluster.pipeline_root=null",
+]
+MIRRORED, SEVERAL = "train.strategy=mirrored", "train.strategy=multi_worker_mirrored"
+
+
+def gpus(count: int) -> str:
+    return f"cluster.gpu={{type: l4, count: {count}}}"
 
 
 @pytest.fixture
@@ -21,7 +37,9 @@ def findings(operator: Operator, *words: str) -> dict[str, tuple[str, str]]:
 
 def test_everything_that_a_run_needs_is_looked_at(operator: Operator, gcs: str) -> None:
     found = findings(operator, "--set", f"cluster.pipeline_root={gcs}/trireme")
-    assert {subject: state for subject, (state, _) in found.items() if subject != "dataset"} == dict.fromkeys(
+    assert {
+        subject: state for subject, (state, _) in found.items() if subject not in ("dataset", "account")
+    } == dict.fromkeys(
         (
             "configuration",
             "image",
@@ -37,7 +55,7 @@ def test_everything_that_a_run_needs_is_looked_at(operator: Operator, gcs: str) 
         "passed",
     )
     assert found["server"][1] == f"{operator.server.url} answers; version 2.14.0"
-    assert found["root"][1].endswith("can be read and written by you; the runs need it for pipeline-runner")
+    assert found["root"][1].endswith("can be read and written by you")
     from trainer import storage
 
     assert storage.list_names(f"{gcs}/trireme") == []
@@ -52,9 +70,18 @@ def test_everything_that_a_run_needs_is_looked_at(operator: Operator, gcs: str) 
         (["cluster.image=r.example.org:5000/trireme@sha256:" + "0" * 64], "image", "passed", "fixed by its digest"),
         (["cluster.pipeline_root=/somewhere"], "root", "failed", "is a folder in each pod by itself"),
         (["cluster.pipeline_root=null"], "root", "failed", "name one, such as gs://bucket/trireme"),
-        (["cluster.gpu={type: l4, count: 3}", "train.strategy=mirrored"], "hardware", "warning", "64 does not divide by 3"),
-        (["cluster.gpu={type: l4, count: 2}", "train.strategy=mirrored", "cluster.memory=8Gi"], "memory", "warning", "NCCL"),
-        (["cluster.gpu={type: l4, count: 4}", "train.strategy=mirrored"], "hardware", "passed", "4 GPUs, 16 examples each"),
+        ([gpus(3), MIRRORED], "hardware", "warning", "some wait for the others; take 63 or 66"),
+        ([gpus(2), MIRRORED, "cluster.memory=8Gi"], "memory", "warning", "NCCL"),
+        ([gpus(4), MIRRORED], "hardware", "passed", "4 GPUs, 16 examples for each"),
+        ([gpus(4), "cluster.num_workers=4", SEVERAL], "hardware", "passed", "4 workers with 4 GPUs each, 4 examples"),
+        ([gpus(8), "cluster.num_workers=9", SEVERAL], "hardware", "failed", "each of 72 replicas (9 workers"),
+        (["cluster.num_workers=2", SEVERAL], "shards", "passed", "each of 2 workers takes its part of every batch"),
+        ([*GROUP, "cluster.launcher=local"], "launcher", "warning", "all processes share one pod"),
+        ([*GROUP, "cluster.timeout_secs=3600"], "launcher", "passed",
+         "a trainjob of 4 pods; the cluster needs the runtime tensorflow-distributed and the role of"
+         " manifests/launcher-rbac.yaml for pipeline-runner"),
+        (GROUP, "launcher", "warning", "a job whose launcher is lost ends after 7 days only"),
+        ([*GROUP, "cluster.timeout_secs=3600", "cluster.retries=0"], "launcher", "warning", "nobody takes up the job"),
         (["schedules.w={cron: 0 3 * * *, timezone: Europe/Berlin}"], "schedule", "warning", "after each change of the clocks"),
         (["schedules.w={cron: 0 3 * * *}"], "schedule", "passed", "w runs next at 2027-01-05 03:00 UTC"),
         (["schedules.w={cron: 30 0 1 * *, timezone: Europe/Berlin}"], "schedule", "failed", "the day before"),
@@ -141,3 +168,28 @@ def test_a_version_with_settings_of_pods_is_compared_too(operator: Operator) -> 
     for version in operator.server.versions.values():  # as the server keeps two documents
         version["pipeline_spec"] = {"pipeline_spec": version["pipeline_spec"], "platform_spec": {}}
     assert explained(operator)["tasks"]["train-model"]["changes"] == []
+
+
+def test_the_command_that_tries_the_bucket_with_the_runs_account_does_what_check_did(
+    operator: Operator, gcs: str
+) -> None:
+    operator.write(cluster="  service_account: trainer\n", kubeflow="  namespace: team-a\n")
+    state, message = findings(operator, "--set", f"cluster.pipeline_root={gcs}/trireme")["account"]
+    assert state == "warning"
+    words = shlex.split(message.partition("inside the cluster only: ")[2])
+    assert '--overrides={"spec": {"serviceAccountName": "trainer"}}' in words
+    assert {"--image=trireme:0.1.0", "team-a"} < set(words)
+    deed = words[words.index("--") + 1 :]
+    done = subprocess.run([sys.executable, *deed[1:]], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_check_looks_for_the_splits_and_columns_that_are_asked_for(operator: Operator, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,label\n1,a\n2,b\n")
+    data = {"source": "csv", "path": str(tmp_path / "a.csv"), "label_key": "lable",
+            "splits": {"train": "80%", "validation": "10%", "test": "10%"}}  # fmt: skip
+    found = findings(operator, "--set", f"data={json.dumps(data)}")
+    assert found["dataset"][0] == "failed"
+    assert 'data.label_key = "lable": there is no such column; did you mean label?' in found["dataset"][1]
+    found = findings(operator, "--set", f"data={json.dumps(data | {'label_key': 'label'})}")
+    assert found["dataset"][0] == "passed"

@@ -95,3 +95,17 @@ def test_what_is_not_there_is_said(registry, capsys, words, message):
     code, out, err = run(capsys, registry, *words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+@pytest.mark.parametrize("words", [["list"], ["show", "m"], ["verify", "m"], ["promote", "m", "1", "--reason", "r"]])
+def test_a_registry_that_is_not_there_is_no_empty_one(tmp_path, capsys, words):
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "empty").mkdir()
+    assert main(["models", *words, "--registry", str(tmp_path / "none")]) == 2
+    assert "none: there is no such folder" in capsys.readouterr().err
+    assert main(["models", *words, "--registry", str(tmp_path / "file")]) == 2
+    assert "file: is a file" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+    if words == ["list"]:
+        assert main(["models", "list", "--registry", str(tmp_path / "empty")]) == 0
+        assert capsys.readouterr().out == f"{tmp_path}/empty holds no models\n"

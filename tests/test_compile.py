@@ -10,7 +10,8 @@ from conftest import REPOSITORY
 
 from pipelines.cli import main
 from pipelines.config import load_config
-from pipelines.training import compile_pipeline
+from pipelines.training import compile_pipeline, parameters_of
+from trainer.errors import BadInput
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def compiled(configuration, tmp_path):
     def compile_with(*settings):
         file = tmp_path / "pipeline.yaml"
         compile_pipeline(load_config(configuration(), settings), file)
-        return yaml.safe_load(file.read_text())
+        return next(iter(yaml.safe_load_all(file.read_text())))
 
     return compile_with
 
@@ -90,6 +91,72 @@ def test_training_asks_for_what_the_cluster_section_says(compiled):
     assert "resources" not in executors["exec-prepare-data"]["container"]
 
 
+GROUP = ("cluster.num_workers=4", "train.strategy=multi_worker_mirrored", "cluster.pipeline_root=gs://bucket/root")
+
+
+@pytest.mark.parametrize("launcher", ["trainjob", "tfjob"])
+def test_a_training_of_many_pods_takes_the_place_of_the_one_pods(compiled, launcher):
+    gpu = ("cluster.gpu={type: nvidia-l4, count: 2}", "cluster.memory=8Gi", "cluster.timeout_secs=3600")
+    one, many = (compiled(*GROUP, *gpu, f"cluster.launcher={kind}") for kind in ("local", launcher))
+    before, after = tasks_of(one)["train-model"], tasks_of(many)["train-distributed"]
+    assert tasks_of(one).keys() - tasks_of(many).keys() == {"train-model"}
+    assert tasks_of(many).keys() - tasks_of(one).keys() == {"train-distributed"}
+    for spec, name in ((one, "train-model"), (many, "train-distributed")):
+        assert spec["components"][f"comp-{name}"]["outputDefinitions"]["artifacts"].keys() == {"model"}
+        model = tasks_of(spec)["evaluate-model"]["inputs"]["artifacts"]["model"]["taskOutputArtifact"]
+        assert model == {"outputArtifactKey": "model", "producerTask": name}
+    inputs = after["inputs"]["parameters"]
+    assert inputs.keys() - before["inputs"]["parameters"].keys() == {"examples"}  # the cache compares no pod's settings
+    assert "artifacts" not in after["inputs"]  # an artifact would be fetched into the launching pod
+    assert inputs["examples"]["taskOutputParameter"] == {"outputParameterKey": "Output", "producerTask": "prepare-data"}
+    assert after["cachingOptions"] == before["cachingOptions"]
+    assert after["retryPolicy"] == before["retryPolicy"]
+    (variable,) = many["deploymentSpec"]["executors"]["exec-train-distributed"]["container"]["env"]
+    assert variable["name"] == "TRIREME_JOB"
+    job = json.loads(variable["value"])
+    assert (job["launcher"], job["deadline_secs"]) == (launcher, 3600)
+    assert job["pod"]["spec"]["containers"][0]["resources"]["limits"] == {"memory": "8Gi", "nvidia.com/gpu": "2"}
+
+
+def test_the_launching_pod_asks_for_no_accelerator_and_no_time_limit(configuration, tmp_path):
+    settings = ("cluster.gpu={type: nvidia-l4}", "cluster.memory=8Gi", "cluster.shared_memory=1Gi", "cluster.cpu='4'",
+                "cluster.timeout_secs=60", "cluster.launcher=trainjob", "cluster.tolerations=[{operator: Exists}]")  # fmt: skip
+    compile_pipeline(load_config(configuration(), [*GROUP, *settings]), tmp_path / "p.yaml")
+    spec, *others = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
+    container = spec["deploymentSpec"]["executors"]["exec-train-distributed"]["container"]
+    assert "resources" not in container
+    assert [one["name"] for one in container["env"]] == ["TRIREME_JOB"]
+    for other in others:
+        pods = other["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+        assert "exec-train-distributed" not in pods
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (("cluster.pipeline_root=/data",), 'cluster.pipeline_root = "/data": the pods of a trainjob fetch the data'),
+        (("cluster.pull_policy=Always",), 'cluster.pull_policy = "Always": cannot be said of a TrainJob'),
+        (("cluster.gang=kueue",), 'cluster.gang = "kueue": admits what waits in one of its queues'),
+        (("cluster.queue=vision",), 'cluster.queue = "vision": is of Kueue or Volcano: say which'),
+        (("cluster.gang=volcano",), 'cluster.gang = "volcano": a TrainJob\'s scheduler stands in its runtime'),
+        (("cluster.launcher=tfjob", "cluster.runtime=mine"), 'cluster.runtime = "mine": is a TrainJob\'s'),
+        (
+            ("cluster.launcher=local", "cluster.topology=zone"),
+            "is for a job of many pods, and cluster.launcher is local",
+        ),
+        (
+            ("cluster.num_workers=1000", "cluster.num_parameter_servers=2", "train.strategy=parameter_server"),
+            "cluster.num_workers = 1000: makes 1003 pods with 2 parameter servers, and at most 1000",
+        ),
+        (("cluster.launcher=jobset",), "cluster.launcher = \"jobset\": must be one of 'local', 'trainjob' or 'tfjob'"),
+    ],
+)
+def test_what_a_job_of_many_pods_cannot_do_is_refused(configuration, tmp_path, capsys, settings, message):
+    words = [word for setting in (*GROUP, "cluster.launcher=trainjob", *settings) for word in ("--set", setting)]
+    assert main(["compile", str(configuration()), "-o", str(tmp_path / "p.yaml"), *words]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_only_steps_that_depend_on_nothing_but_their_inputs_are_cached(compiled):
     cached = {name for name, task in tasks_of(compiled()).items() if task.get("cachingOptions", {}).get("enableCache")}
     assert {"prepare-data", "train-model"} <= cached
@@ -110,3 +177,26 @@ def test_an_output_that_cannot_be_written_is_refused(configuration, tmp_path, ca
     assert main(["compile", str(configuration()), "-o", str(tmp_path / target)]) == 2
     assert "trireme: --output = " in capsys.readouterr().err
     assert not (tmp_path / target).exists()
+
+
+def test_only_a_large_group_of_workers_prepares_the_data_anew(configuration):
+    def data_of(num_workers, *settings):
+        settings = [f"cluster.num_workers={num_workers}", "train.strategy=multi_worker_mirrored", *settings]
+        return json.loads(parameters_of(load_config(configuration(), settings))["data"])
+
+    assert data_of(2) == data_of(16)
+    assert data_of(17)["min_shards"] == 17
+    assert data_of(17, "data.min_shards=3")["min_shards"] == 3
+
+
+def test_the_pipeline_holds_the_schema_itself_and_refuses_one_that_no_argument_can_hold(compiled, tmp_path):
+    def compiled_with(values):
+        label = {"kind": "category", "values": values}
+        schema = {"features": {}, "label_name": "label", "label": label}
+        (tmp_path / "schema.json").write_text(json.dumps(schema))
+        return compiled(f"validate_data={{schema_file: {tmp_path}/schema.json}}")
+
+    given = tasks_of(compiled_with(["a", "b"]))["validate-data"]["inputs"]["parameters"]["schema"]
+    assert json.loads(given["runtimeValue"]["constant"])["label"]["values"] == ["a", "b"]
+    with pytest.raises(BadInput, match=r"schema.json: has 1[0-9]{2},[0-9]{3} bytes"):
+        compiled_with([f"{number:060}" for number in range(2000)])

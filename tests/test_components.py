@@ -46,6 +46,7 @@ def made(tmp_path_factory):
             "examples": dsl.Dataset, "model": dsl.Model, "evaluation": dsl.Artifact, "metrics": dsl.Metrics,
             "classification_metrics": dsl.ClassificationMetrics, "serving_check": dsl.Artifact,
             "verdict": dsl.Artifact, "report": dsl.HTML, "summary": dsl.Markdown, "pushed_model": dsl.Model,
+            "final_report": dsl.HTML,
         }.items()
     }  # fmt: skip
     prepare_data.python_func(DATA.to_json(), 7, root, "code", "", made["examples"])
@@ -53,17 +54,17 @@ def made(tmp_path_factory):
         TRAIN.to_json(), GroupConfig().to_json(), 7, "tiny", root, "code", made["examples"], made["model"]
     )
     evaluate_model.python_func(
-        EASY.to_json(), "tiny", registry, made["examples"], made["model"], made["evaluation"], made["metrics"],
+        EASY.to_json(), "tiny", registry, root, "run-1", made["examples"], made["model"], made["evaluation"], made["metrics"],
         made["classification_metrics"],
     )  # fmt: skip
-    check_serving.python_func(SERVING.to_json(), made["model"], made["serving_check"])
+    check_serving.python_func(SERVING.to_json(), root, "run-1", made["model"], made["serving_check"])
     made["blessed"] = judge_model.python_func(
         EASY.to_json(), "tiny", root, "run-1", made["model"], made["evaluation"], made["serving_check"],
         made["verdict"], made["report"], made["summary"],
     )  # fmt: skip
     push_model.python_func(
         PushConfig().to_json(), EASY.to_json(), "tiny", registry, root, "run-1", made["examples"], made["model"],
-        made["evaluation"], made["serving_check"], made["verdict"], made["pushed_model"],
+        made["evaluation"], made["serving_check"], made["verdict"], made["pushed_model"], made["final_report"],
     )  # fmt: skip
     return made | {"folder": folder, "registry": Path(registry)}
 

@@ -151,14 +151,29 @@ def test_a_combination_that_cannot_work_is_refused(configuration, settings, mess
     assert message in refusal(configuration(), settings)
 
 
+BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("name: a\nname: b\n", ":2: name stands twice; remove one"),
         ("name: [a\n", "is not valid YAML"),
-        ("- a\n", "must be a mapping of settings, and is list"),
+        ("- a\n", "must be a mapping of settings, and is a list"),
         ("\n", "must be a mapping of settings, and is empty"),
-        ("name: !!python/object:os.system a\n", "is not valid YAML"),
+        ("hello\n", "must be a mapping of settings, and is text"),
+        (
+            "name: a\n---\nname: b\n",
+            ":2: is not valid YAML: expected a single document in the stream, but found another",
+        ),
+        ("name: !!python/object:os.system a\n", ":1: !!python/object:os.system is no kind of value here"),
+        ("name: a\ndata: {input_keys: !!set {a, b}}\n", ":2: !!set is no kind of value here"),
+        ("name: !!binary aGVsbG8=\n", "!!binary is no kind of value here"),
+        ("name: !!timestamp 2027-01-01\n", "!!timestamp is no kind of value here"),
+        ("name: a\nseed: " + "9" * 5000 + "\n", ":2: seed is a number of 5,000 digits"),
+        ('name: "\\ud800"\n', ":1: name is not valid Unicode"),
+        ("name: a\ndata: {input_keys: &keys [a, *keys]}\n", "is nested too deeply"),
+        (BOMB, "holds more than 100,000 values, counting what aliases repeat"),
         ("1: a\n", "keys must be text"),
         ("seed: 3\n", "name = null: must be given"),
     ],
@@ -176,6 +191,25 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
 @pytest.mark.parametrize("setting", ["train.epochs", "=3", "train..epochs=3", "name.x=3", "train.epochs=[1"])
 def test_an_override_that_makes_no_sense_is_refused(configuration, setting):
     assert f"--set {setting}" in refusal(configuration(), [setting])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("train.epochs=" + "9" * 5000, "--set epochs: the value is a number of 5,000 digits"),
+        ("name=!!binary aGVsbG8=", "--set name: !!binary is no kind of value here"),
+        ("data.input_keys=!!set {a}", "--set input_keys: !!set is no kind of value here"),
+        ("data.input_keys=&keys [*keys]", "--set input_keys: is nested too deeply"),
+    ],
+)
+def test_an_override_is_read_as_strictly_as_a_file(configuration, setting, message):
+    assert message in refusal(configuration(), [setting])
+
+
+def test_what_is_wrong_is_not_called_missing_as_well(configuration):
+    text = refusal(configuration("name: a\nschedules: {w: {cron: 5}}\n"))
+    assert text.splitlines() == [text]
+    assert "schedules.w.cron = 5: must be text" in text
 
 
 def test_an_override_reaches_where_the_file_says_nothing(configuration):

@@ -51,7 +51,9 @@ def test_every_example_of_the_manifest_is_counted_once(table, found):
 def test_no_metric_depends_on_the_batch_size(table, found):
     examples, model = table
     other = evaluate(EvaluateConfig(batch_size=7), examples, model, None)
-    assert other["metrics"] == pytest.approx(found["metrics"], abs=1e-6)
+    areas = {"roc_auc", "pr_auc"}  # answers differ in their last bits, and two that were alike may change places
+    for name, value in found["metrics"].items():
+        assert other["metrics"][name] == pytest.approx(value, abs=1e-3 if name in areas else 1e-6), name
     assert other["confusion_matrix"] == found["confusion_matrix"]
 
 
@@ -189,7 +191,7 @@ def test_numbers_have_their_metrics_slices_and_mistakes(number_table):
     assert [row["slice"].split(" = ")[0] for row in found["slices"]] == ["colour"] * 3
     gaps = [abs(mistake["label"] - mistake["predicted"]) for mistake in found["mistakes"]]
     assert gaps == sorted(gaps, reverse=True)
-    assert "colour" in found["mistakes"][0]["text"]
+    assert set(found["mistakes"][0]["values"]) == {"colour", "size"}
     assert judge(EvaluateConfig(), found)["blessed"]
 
 

@@ -9,7 +9,9 @@ from PIL import Image
 
 from trainer.data.manifest import read_manifest
 from trainer.data.reading import load_split
+from trainer.errors import BadInput
 from trainer.export import export_model, read_metadata, reference_examples
+from trainer.predict import predict
 from trainer.serving import _image_files
 
 
@@ -38,26 +40,15 @@ def ask(loaded, files):
     return {name: values.numpy() for name, values in answers.items()}
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP"])
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "WEBP"])
 def test_image_files_are_answered_as_their_pixels(loaded, images, kind):
     import tensorflow as tf
 
     plain = loaded.signatures["serving_default"](image=tf.constant(images))
-    found = ask(loaded, [encoded(image, kind) for image in images])
+    found = ask(loaded, [encoded(image, kind, lossless=True) for image in images])
     assert found["ok"].all()
     np.testing.assert_allclose(found["probabilities"], plain["probabilities"].numpy(), atol=1e-6)
     assert (found["class_name"] == plain["class_name"].numpy()).all()
-
-
-def test_a_jpeg_is_decoded_as_pillow_decodes_it(images):
-    from trainer.image_bytes import decode_images
-
-    colour = np.random.default_rng(0).integers(0, 256, (2, 40, 30, 3), np.uint8)
-    colour = np.asarray([Image.fromarray(image).resize((30, 40)) for image in colour])
-    files = [encoded(image, "JPEG", quality=80) for image in colour]
-    pixels, ok = decode_images(np.array(files, object), (40, 30, 3))
-    assert ok.numpy().all()
-    np.testing.assert_array_equal(pixels, [np.asarray(Image.open(io.BytesIO(file))) for file in files])
 
 
 def test_a_bad_row_is_marked_and_leaves_the_others_alone(loaded, images):
@@ -95,17 +86,6 @@ def test_a_file_that_claims_to_be_giant_is_refused_by_its_header(loaded, images,
     found = ask(loaded, [*files, encoded(images[0], "PNG")])
     assert found["ok"].tolist() == [False, False, True]
     assert time.perf_counter() - started < 0.5  # decoding 13,000 × 13,000 takes seconds
-
-
-def test_colour_and_grey_are_brought_to_what_the_model_takes():
-    from trainer.image_bytes import decode_images
-
-    grey = np.full((10, 10, 1), 77, np.uint8)
-    pixels, _ = decode_images(np.array([encoded(grey, "PNG"), encoded(grey, "BMP")], object), (10, 10, 3))
-    assert (pixels.numpy() == 77).all()
-    colour = np.full((20, 20, 3), 77, np.uint8)
-    pixels, _ = decode_images(np.array([encoded(colour, "PNG"), encoded(colour, "BMP")], object), (10, 10, 1))
-    assert (np.abs(pixels.numpy().astype(int) - 77) <= 1).all()
 
 
 def test_metadata_says_what_the_model_is(digits_model, digits_examples):
@@ -213,3 +193,21 @@ def test_a_model_of_mixed_precision_answers_float32(digits_examples, tmp_path):
     export_model(keras.Model(inputs, outputs), manifest, reference_examples(digits_examples, manifest), tmp_path)
     served = tf.saved_model.load(str(tmp_path / "saved_model")).signatures["serving_default"]
     assert served(image=tf.zeros([1, 8, 8, 1], tf.uint8))["probabilities"].dtype == tf.float32
+
+
+def test_pixels_that_no_image_file_holds_are_served_as_pixels_alone(digits_examples, tmp_path):
+    import keras
+    import tensorflow as tf
+
+    manifest = read_manifest(digits_examples)
+    wide = manifest.features["image"].model_copy(update={"shape": (8, 8, 4)})
+    manifest = manifest.model_copy(update={"features": {"image": wide}})
+    inputs = {"image": keras.Input((8, 8, 4), dtype="uint8", name="image")}
+    x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255)(inputs["image"]))
+    model = keras.Model(inputs, keras.layers.Dense(10)(x))
+    metadata = export_model(model, manifest, {"image": np.zeros([2, 8, 8, 4], np.uint8)}, tmp_path)
+    assert metadata["signatures"] == ["serving_default"]
+    assert list(tf.saved_model.load(str(tmp_path / "saved_model")).signatures) == ["serving_default"]
+    (tmp_path / "image.png").write_bytes(b"")
+    with pytest.raises(BadInput, match="the model takes images that no file holds"):
+        predict(str(tmp_path), tmp_path / "image.png", tmp_path / "out.jsonl")

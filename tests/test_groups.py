@@ -182,7 +182,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from trainer.config import TrainConfig, parse_json
 from trainer.loop import fit
-signal.alarm(300)  # workers that wait for one another would wait for ever
+signal.alarm(600)  # workers that wait for one another would wait for ever
 speed = 200 if json.loads(os.environ["TF_CONFIG"])["task"]["index"] else 1
 examples, folder, checkpoints = map(Path, sys.argv[2:])
 fit(parse_json(TrainConfig, sys.argv[1]), 3, examples, folder, checkpoints, clock=lambda: speed * time.monotonic())

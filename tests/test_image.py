@@ -22,6 +22,7 @@ from pipelines.targets.local import run
 from pipelines.targets.output import Display
 from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, BadInput
 from trainer.provenance import source
+from trainer.storage import list_names, read_json
 
 pytestmark = [pytest.mark.image, pytest.mark.slow]
 
@@ -221,18 +222,26 @@ def in_containers(image, root, **changes):
     return run(config, root, "docker", Display(io.StringIO()))
 
 
-def test_the_same_pipeline_gives_the_same_metrics_in_containers_and_pushes_to_a_bucket(
-    engine, image, root, tmp_path, gcs
+def test_the_same_pipeline_gives_the_same_metrics_in_containers_whose_root_is_a_bucket(
+    engine, image, call, tmp_path, gcs, monkeypatch
 ):
     here = run(Config.model_validate(SMALL), tmp_path / "root", "subprocess", Display(io.StringIO()))
-    there = in_containers(image, root, push={"registry": f"{gcs}/models"})
+    monkeypatch.chdir(tmp_path)  # what is worked on stands in output/ here
+    there = in_containers(image, f"{gcs}/root")
     assert (here.exit_code, there.exit_code) == (0, 0), (here.message, there.message)
     assert there.document["verdict"] == here.document["verdict"] == "blessed"
     assert there.document["digests"]["examples"] == here.document["digests"]["examples"]
     for metric, value in here.document["metrics"]["test"].items():
         assert there.document["metrics"]["test"][metric] == pytest.approx(value, abs=1e-6), metric
     assert set(there.document["seconds"]) == set(here.document["seconds"])
-    assert there.document["artifacts"]["pushed_model"].startswith(f"{gcs}/models")
+    assert there.document["artifacts"]["pushed_model"].startswith(f"{gcs}/root/models")
+    folder = f"{gcs}/root/runs/{Path(there.document['run_dir']).name}"
+    assert read_json(f"{folder}/run.json")[0]["state"] == "succeeded"
+    assert "saved_model/saved_model.pb" in list_names(f"{folder}/train-model/model")
+    # The versions are those of the image, not of whoever started it.
+    inside = call("python", "-c", "import json, trainer.provenance as p; print(json.dumps(p.provenance()))").stdout
+    for part in ("versions", "source"):
+        assert there.document[part] == json.loads(inside)[part]
     assert Path(there.document["artifacts"]["report"]).stat().st_uid == os.getuid()
     assert left(engine) == []
 

@@ -74,6 +74,43 @@ def test_intervals_of_numbers_hold_the_truth(num_examples):
     assert all(share >= 0.95 - _SLACK for share in found.values()), found
 
 
+SKEWED = {
+    "exponential errors": lambda n, random: (random.normal(size=n), (random.exponential(size=n) - 1) / 2),
+    "exponential labels": lambda n, random: (random.exponential(size=n), random.normal(size=n) / 2),
+    "heavy tails": lambda n, random: (random.normal(size=n), random.standard_t(5, n) / 2),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", SKEWED)
+def test_of_30_skewed_numbers_intervals_hold_the_truth_in_nine_of_ten_cases(kind):
+    random = np.random.default_rng(1)
+
+    def draw(count):
+        labels, errors = SKEWED[kind](count, random)
+        return labels, labels + errors
+
+    truth = {name: each.value for name, each in estimates.of_numbers(*draw(1_000_000)).items()}
+    found = coverage(draw, estimates.of_numbers, 30, list(truth), truth)
+    assert all(share >= 0.90 for share in found.values()), found
+
+
+@pytest.mark.slow
+def test_macro_f1_has_an_interval_from_five_examples_a_class_on_and_it_holds_the_truth():
+    random = np.random.default_rng(10)
+    truth = estimates.of_classes(*classes(300_000, 10, 3.5, random))["macro_f1"].value
+    held = 0
+    for _ in range(_REPEATS):
+        found = estimates.of_classes(*classes(50, 10, 3.5, random))["macro_f1"]
+        low, high = interval("macro_f1", found, 0.95)
+        held += low <= truth <= high
+    one, other = (estimates.of_classes(*classes(30, 10, 2.0, random))["macro_f1"] for _ in range(2))
+    assert interval("macro_f1", one, 0.95) is None
+    found = change("macro_f1", one, other, 0.95, lower_is_better=False)
+    assert (found.gain, found.low, found.p_value) == (pytest.approx(one.value - other.value), None, None)
+    assert held / _REPEATS >= 0.90
+
+
 def test_30_right_answers_of_30_do_not_prove_that_all_are_right(predictions):
     """Where a percentile bootstrap says [1, 1]."""
     labels = np.arange(30) % 3

@@ -9,7 +9,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from kfp import dsl
 
+from components.check_serving import check_serving
+from components.decide_training import decide_training
+from components.evaluate_model import evaluate_model
+from components.fingerprint_data import fingerprint_data
 from components.record_outcome import record_outcome
+from components.validate_data import validate_data
 from trainer import outcome
 from trainer.config import NotifyConfig, parse
 from trainer.notify import send
@@ -219,6 +224,37 @@ def test_the_first_error_line_of_the_task_that_failed_reaches_the_message(open_,
     (body,) = hook.bodies
     assert body["task"] == "prepare-data"
     assert body["error"].startswith("data.name = 3: must be text")
+
+
+@pytest.mark.parametrize(
+    ("component", "words"),
+    [
+        (evaluate_model, ["{}", "tiny", "registry", "ROOT", "run-1", *[None] * 5]),
+        (check_serving, ["{}", "ROOT", "run-1", None, None]),
+        (validate_data, ["{", "", "tiny", "registry", "ROOT", "run-1", None, None, None]),
+        (fingerprint_data, ['{"days": 3}', 7, "ROOT", "code", "run-1", ""]),
+        (decide_training, ["[]", "tiny", "registry", "ROOT", "run-1", None, None]),
+    ],
+)
+def test_whichever_task_fails_leaves_its_first_error_line(tmp_path, component, words):
+    with pytest.raises(SystemExit):
+        component.python_func(*(str(tmp_path) if word == "ROOT" else word for word in words))
+    left = outcome.read(str(tmp_path), "run-1")["failure"]
+    assert left["task"] == component.name
+    assert left["error"]
+
+
+def test_a_failure_that_a_later_try_of_the_task_mended_is_not_told(tmp_path):
+    (tmp_path / "a.csv").write_text("x,label\n1,a\n")
+    data = {"source": "csv", "path": str(tmp_path / "a.csv"), "label_key": "label",
+            "splits": {"train": "80%", "validation": "10%", "test": "10%"}}  # fmt: skip
+    root = str(tmp_path / "root")
+    with pytest.raises(SystemExit):
+        fingerprint_data.python_func("{", 7, root, "code", "run-1", "")
+    outcome.withdraw_failure(root, "run-1", "train-model")  # another task's success takes nothing back
+    assert outcome.read(root, "run-1")["failure"]["task"] == "fingerprint-data"
+    fingerprint_data.python_func(json.dumps(data), 7, root, "code", "run-1", "")
+    assert "failure" not in outcome.read(root, "run-1")
 
 
 def test_a_run_does_not_fail_because_nobody_can_be_told(tmp_path, monkeypatch, capsys):

@@ -45,12 +45,15 @@ def test_a_prepared_split_is_scored_whole_and_in_order(digits_model, digits_exam
     assert all(sum(row["probabilities"]) == pytest.approx(1, abs=1e-5) for row in rows)
 
 
-def test_a_folder_of_images_is_scored_and_the_broken_one_is_marked(digits_model, digits_examples, pictures, tmp_path):
-    assert predict(str(digits_model), pictures, tmp_path / "out.jsonl", batch_size=4) == 11
+def test_a_folder_is_scored_file_by_file_and_what_is_no_image_is_marked(
+    digits_model, digits_examples, pictures, tmp_path
+):
+    assert predict(str(digits_model), pictures, tmp_path / "out.jsonl", batch_size=4) == 12
     rows = {row["example"]: row for row in read(tmp_path / "out.jsonl")}
-    assert rows["broken.jpg"] == {
-        "example": "broken.jpg", "ok": False, "class_name": None, "probability": None, "probabilities": None,
-    }  # fmt: skip
+    for name in ("broken.jpg", "notes.txt"):
+        assert rows[name] == {
+            "example": name, "ok": False, "class_name": None, "probability": None, "probabilities": None,
+        }  # fmt: skip
     predict(str(digits_model), digits_examples, tmp_path / "split.jsonl")
     for place, expected in enumerate(read(tmp_path / "split.jsonl")[:10]):
         found = rows[f"{'deeper/' if place % 2 else ''}{place:02}.png"]
@@ -85,6 +88,8 @@ def test_numbers_go_into_a_csv_file(number_table, tmp_path):
         ("size\n1\n", "has no colour, which the model takes"),
         ("size,colour\nbig,red\n", r"in.csv:2: size = 'big': must be a number"),
         ("size,colour\n1\n", "in.csv:2: has 1 values, the header has 2"),
+        ("size,colour\n", "in.csv: holds no examples"),
+        ("", "in.csv"),
         ('size,colour\n1,"red\n', "in.csv:2: unexpected end of data"),
     ],
 )
@@ -95,13 +100,25 @@ def test_a_bad_table_is_refused_by_its_line_and_leaves_no_output(table, tmp_path
     assert [file.name for file in tmp_path.iterdir()] == ["in.csv"]
 
 
+@pytest.mark.parametrize("ending", ["csv", "jsonl"])
+def test_a_file_that_is_not_utf_8_is_refused(table, tmp_path, ending):
+    line = {"csv": 'size,colour\n1,"r\u00f6d"\n', "jsonl": '{"size": 1, "colour": "r\u00f6d"}\n'}[ending]
+    (tmp_path / f"in.{ending}").write_bytes(line.encode("latin-1"))
+    with pytest.raises(BadInput, match=f"in.{ending}: is not UTF-8"):
+        predict(str(table[1]), tmp_path / f"in.{ending}", tmp_path / "out.csv")
+    assert [file.name for file in tmp_path.iterdir()] == [f"in.{ending}"]
+
+
 def test_what_cannot_be_scored_is_refused(table, digits_model, pictures, tmp_path):
     (tmp_path / "in.xyz").write_text("")
+    (tmp_path / "in.jsonl").write_text("\n")
     for model, source, output, message in (
         (tmp_path, pictures, "out.csv", "holds no saved_model.pb"),
         (digits_model, pictures, "out.txt", "must end in .jsonl or .csv"),
         (table[1], pictures, "out.csv", "not one image"),
         (table[1], tmp_path / "in.xyz", "out.csv", "must be an image, a folder"),
+        (digits_model, tmp_path / "none.png", "out.csv", "none.png: there is no such file or folder"),
+        (table[1], tmp_path / "in.jsonl", "out.csv", "in.jsonl: holds no examples"),
         (digits_model, table[0], "out.csv", "has no image, which the model takes"),
     ):
         with pytest.raises(BadInput, match=message):

@@ -15,6 +15,7 @@ from trainer.data.manifest import read_manifest, verify
 from trainer.data.prepare import prepare
 from trainer.data.reading import load_split
 from trainer.errors import BadInput, WorldFailure
+from trainer.storage import list_names, publish
 
 TINY = DataConfig(splits=Splits(train="train[:40]", validation="train[40:60]", test="test[:30]"))
 
@@ -181,6 +182,26 @@ def test_other_builders_take_the_same_road(tmp_path):
     assert "survived" not in kinds
 
 
+@pytest.mark.parametrize(
+    ("name", "kinds", "task", "num_classes", "num_examples"),
+    [
+        ("diabetes", {"number"}, "regression", 0, 442),
+        ("mnist5k", {"image"}, "classification", 10, 5000),
+        ("penguins", {"number", "category"}, "classification", 3, 344),
+        ("reviews", {"text"}, "classification", 2, 2000),
+    ],
+)
+def test_the_data_of_every_example_is_made_from_what_packages_carry(
+    tmp_path, name, kinds, task, num_classes, num_examples
+):
+    from pipelines.config import load_config
+
+    manifest = prepare(load_config(REPOSITORY / "configs" / f"{name}.yaml").data, 7, tmp_path / "out")
+    assert {feature.kind for feature in manifest.features.values()} == kinds
+    assert (manifest.task, len(manifest.class_names)) == (task, num_classes)
+    assert sum(split.num_examples for split in manifest.splits.values()) == num_examples
+
+
 def test_features_of_a_nested_builder_are_chosen_by_their_path(tmp_path):
     class Nested(tfds.core.GeneratorBasedBuilder):
         VERSION = tfds.core.Version("1.0.0")
@@ -231,3 +252,33 @@ def test_features_of_a_nested_builder_are_chosen_by_their_path(tmp_path):
     assert (weights == labels / 10 + 1).all()
     assert (features["person_scores"] == (labels / 10)[:, np.newaxis]).all()
     assert features["person_town"].tolist() == [b"town %d" % (label / 10) for label in labels]
+
+
+def test_builders_in_a_bucket_are_brought_and_new_ones_are_put_there(gcs, tmp_path, monkeypatch, capfd):
+    here = prepare(TINY, 7, tmp_path / "here")
+    monkeypatch.setenv("TRIREME_CACHE_DIR", str(tmp_path / "one"))
+    there = TINY.model_copy(update={"data_dir": f"{gcs}/builders"})
+    with pytest.raises(BadInput, match=f"digits/1.0.0 is not in {gcs}/builders/digits/1.0.0; allow the download"):
+        prepare(there.model_copy(update={"download": False}), 7, tmp_path / "nothing")
+    assert prepare(there, 7, tmp_path / "made").digest == here.digest
+    assert "digits/1.0.0/dataset_info.json" in list_names(f"{gcs}/builders")
+    monkeypatch.setenv("TRIREME_CACHE_DIR", str(tmp_path / "two"))  # another machine
+    found = there.model_copy(update={"download": False})
+    assert prepare(found, 7, tmp_path / "found").digest == here.digest
+    by_path = found.model_copy(update={"data_dir": None, "path": f"{gcs}/builders/digits/1.0.0"})
+    assert prepare(by_path, 7, tmp_path / "by path").digest == here.digest
+    with pytest.raises(BadInput, match="holds nothing"):
+        prepare(found.model_copy(update={"data_dir": None, "path": f"{gcs}/nowhere"}), 7, tmp_path / "nothing")
+
+
+def test_a_version_that_only_the_bucket_has_is_found_there(gcs, tmp_path, monkeypatch):
+    """As after an update of the package that makes another version."""
+    monkeypatch.setenv("TRIREME_CACHE_DIR", str(tmp_path / "one"))
+    prepare(TINY.model_copy(update={"data_dir": str(tmp_path / "builders")}), 7, tmp_path / "made")
+    made = tmp_path / "builders" / "digits" / "1.0.0"
+    made.rename(made.with_name("0.9.0"))
+    info = made.with_name("0.9.0") / "dataset_info.json"
+    info.write_text(info.read_text().replace('"1.0.0"', '"0.9.0"'))
+    publish(tmp_path / "builders", f"{gcs}/builders")
+    old = TINY.model_copy(update={"data_dir": f"{gcs}/builders", "name": "digits:0.9.0", "download": False})
+    assert prepare(old, 7, tmp_path / "old").source["version"] == "0.9.0"

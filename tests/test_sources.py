@@ -1,5 +1,6 @@
 """Folders of images and files of records, here and in a bucket."""
 
+import io
 import json
 
 import numpy as np
@@ -13,6 +14,7 @@ from trainer.data.frames import FrameWriter
 from trainer.data.prepare import BAD_RECORDS_FILE, prepare
 from trainer.data.reading import load_split
 from trainer.data.statistics import read_statistics
+from trainer.data.tfrecord_source import TfrecordSource
 from trainer.errors import BadInput
 
 SHARES = Splits(train="60%", validation=None, test="40%")
@@ -57,8 +59,9 @@ def test_splits_that_are_folders_stay_what_they_are_and_sizes_are_counted(tmp_pa
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(b"no image at all", "is not a readable image"), (b"", "is not a readable image"), ("cut", "is not a readable image"),
-     ("large", "has 9×9 pixels, not 4×6; set data.image_size"), ("deep", "has pixels of mode I;16")],
+    [(b"no image at all", "is no JPEG, PNG, BMP or WebP file"), (b"", "is no JPEG, PNG, BMP or WebP file"),
+     (b"GIF89a rather", "is no JPEG, PNG, BMP or WebP file"), ("cut", "is not a readable image"),
+     ("large", "has 9×9 pixels, not 4×6; set data.image_size")],
 )  # fmt: skip
 def test_an_image_that_cannot_be_used_is_named(tmp_path, content, fault):
     pictures(tmp_path / "in")
@@ -67,8 +70,6 @@ def test_an_image_that_cannot_be_used_is_named(tmp_path, content, fault):
         content = (tmp_path / "in" / "odd" / "1.png").read_bytes()[:-30]
     if content == "large":
         Image.new("RGB", (9, 9)).save(bad)
-    elif content == "deep":
-        Image.fromarray(np.zeros((4, 6), np.uint16)).save(bad)
     else:
         bad.write_bytes(content)
     with pytest.raises(BadInput) as refused:
@@ -82,7 +83,7 @@ def test_an_image_that_cannot_be_used_is_named(tmp_path, content, fault):
 def test_a_small_file_that_claims_to_be_huge_is_refused_before_it_is_unpacked(tmp_path):
     pictures(tmp_path / "in")
     Image.new("1", (20_000, 20_000)).save(tmp_path / "in" / "odd" / "bomb.png")
-    with pytest.raises(BadInput, match=r"bomb.png: has more than 67,108,864 pixels"):
+    with pytest.raises(BadInput, match=r"bomb.png: has more than 33,554,432 pixels"):
         prepare(folder_config(tmp_path / "in", splits=SHARES), 7, tmp_path / "out")
 
 
@@ -167,6 +168,34 @@ def test_a_bad_record_among_good_ones_is_named_by_its_number(tmp_path):
     assert sum(split.num_examples for split in manifest.splits.values()) == 20
 
 
+def test_records_read_many_at_a_time_hold_what_they_hold_one_by_one(tmp_path, monkeypatch):
+    chance = np.random.default_rng(3)
+    records = []
+    for number in range(900):
+        made = example(number % 250)
+        made.features.feature["pixels"].bytes_list.value[0] = chance.bytes(8)
+        made.features.feature["label"].int64_list.value[0] = number % 7 if number < 800 else 1_234_567 + number % 2
+        made.features.feature["weight"].float_list.value.append(-1 if number == 300 else number)
+        del made.features.feature["word"]
+        records.append(made.SerializeToString())
+    (tmp_path / "in").mkdir()
+    write_records(tmp_path / "in" / "a.tfrecord", records)
+    settings = record_config(tmp_path / "in", on_bad_record="skip", weight_key="weight")
+    described = {key: value for key, value in settings.record_features.items() if key != "word"}
+    described["weight"] = RecordFeature(type="float32")
+    settings = settings.model_copy(update={"record_features": described, "kinds": {"pixels": "image"}})
+    together = []
+    real = TfrecordSource._all_alike
+    monkeypatch.setattr(TfrecordSource, "_all_alike", lambda *a: together.append(real(*a)) or together[-1])
+    many = prepare(settings, 7, tmp_path / "many")
+    learnt, with_a_bad_one, alike, with_long_labels = (chunk is not None for chunk in together)
+    assert (learnt, with_a_bad_one, alike, with_long_labels) == (False, False, True, False)
+    monkeypatch.setattr(TfrecordSource, "_all_alike", lambda *a: None)
+    assert prepare(settings, 7, tmp_path / "one").digest == many.digest
+    assert many.num_skipped == 1
+    assert many.class_names == [*"0123456", "1234567", "1234568"]
+
+
 def test_a_record_with_an_infinite_number_is_a_bad_one(tmp_path):
     records = [example(number) for number in range(20)]
     records[3].features.feature["sides"].float_list.value[1] = float("inf")
@@ -219,3 +248,22 @@ def test_prepared_data_is_found_in_a_bucket_by_a_machine_that_never_saw_it(gcs, 
     )
     assert here == there
     assert sorted(entry.name for entry in (tmp_path / "two").iterdir()) == ["out", "t.csv"]
+
+
+def test_encoded_images_in_records_are_decoded_and_resized_and_the_broken_one_is_named(tmp_path):
+    records = [example(number) for number in range(10)]
+    for number, record in enumerate(records):
+        stream = io.BytesIO()
+        Image.new("RGB", (6, 4), (number * 9,) * 3).save(stream, "PNG")
+        record.features.feature["pixels"].bytes_list.value[0] = stream.getvalue() if number != 3 else b"\x89PNG"
+    write_records(tmp_path / "a.tfrecord", [record.SerializeToString() for record in records])
+    config = record_config(tmp_path, on_bad_record="skip")
+    pixels = RecordFeature(type="bytes", shape=(2, 3, 3), encoded=True)
+    config = config.model_copy(update={"record_features": {**config.record_features, "pixels": pixels}})
+    manifest = prepare(config, 7, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / BAD_RECORDS_FILE).read_text())["row"] == 4
+    features, _ = load_split(tmp_path / "out", manifest, "train")
+    assert features["pixels"].shape[1:] == (2, 3, 3)
+    assert (features["pixels"] == 9 * features["sides"][:, 0, None, None, None]).all()
+    sizes = read_statistics(tmp_path / "out", manifest).splits["train"]["pixels"].values
+    assert [(size.value, size.count) for size in sizes] == [("4×6", len(features["sides"]))]

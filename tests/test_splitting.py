@@ -77,6 +77,11 @@ def test_every_example_is_in_exactly_one_shard_and_the_digest_repeats(tmp_path_f
     assert prepare(config, seed, folder / "two").digest == manifest.digest
 
 
+def test_a_split_is_cut_for_sixteen_workers_where_no_shard_becomes_tiny():
+    found = [count_shards(1000, size * 1024**2, 64 * 1024**2, None) for size in (1, 20, 200, 2000)]
+    assert found == [1, 5, 16, 32]
+
+
 def test_shard_names_say_how_many_there_are():
     layout = Layout(["train"], 1, "label", None, {"train": 3})
     assert layout.shard_name("train", 2) == "train-00002-of-00003.tfrecord"

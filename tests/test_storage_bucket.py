@@ -4,11 +4,14 @@ import gzip
 import json
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 import urllib.parse
 import urllib.request
 
 import pytest
+from conftest import REPOSITORY
 from fake_gcs import Fault
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -494,3 +497,15 @@ def test_a_file_that_changes_between_two_tries_is_not_published(faults, gcs, mod
     with pytest.raises(WorldFailure, match=r"changed while it was published"):
         storage.publish(model, f"{gcs}/v")
     assert not storage.exists(f"{gcs}/v")
+
+
+@pytest.mark.slow
+def test_a_publication_killed_anywhere_leaves_nothing_or_all_and_the_next_one_completes_it(gcs, tmp_path):
+    (tmp_path / "dataset").mkdir()
+    for name in (*(f"train-{number:05}.tfrecord" for number in range(8)), "statistics.json", "manifest.json"):
+        (tmp_path / "dataset" / name).write_bytes(name.encode() * 1000)
+    command = [sys.executable, "tests/publish_killer.py", str(tmp_path / "dataset"), f"{gcs}/published"]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout.split()[-1]) > 10

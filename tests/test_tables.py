@@ -4,13 +4,16 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from trainer.config import DataConfig, Splits, parse
+from trainer.data import tables
 from trainer.data.manifest import verify
 from trainer.data.prepare import BAD_RECORDS_FILE, prepare
 from trainer.data.reading import load_split
+from trainer.data.rows import pieces, read_rows
+from trainer.data.tables import TableSource
 from trainer.errors import BadInput, TriremeError
 
 SHARES = Splits(train="60%", validation="20%", test="20%")
@@ -255,3 +258,43 @@ def test_any_bytes_are_prepared_or_refused_and_nothing_is_written_elsewhere(tmp_
     else:
         verify(folder / "out", manifest)
         assert set(folder.iterdir()) == before | {folder / "out"}
+
+
+@example('"a"a,"a\n"a\na\na"\na\n', 12, "csv", "")  # what a reader makes of it depends on where it begins
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet='a,"\n\r\u00e9', max_size=60), st.integers(1, 20), st.sampled_from(["csv", "tsv", "jsonl"]),
+       st.sampled_from(["", "\ufeff"]))  # fmt: skip
+def test_pieces_of_a_file_hold_the_rows_that_the_whole_holds(tmp_path_factory, content, num_bytes, form, mark):
+    file = tmp_path_factory.mktemp("pieces") / f"t.{form}"
+    if form == "jsonl":
+        content = content.replace("a", '{"x": 1}')
+    file.write_bytes(
+        (mark + ("" if form == "jsonl" else "x\n") + content.replace(",", "\t" if form == "tsv" else ",")).encode()
+    )
+
+    def rows(some):
+        try:
+            found = [row for one in some for row in read_rows(file, form, ["x"], one)]
+            return [row for row in found if row.number]  # 0: a file without any row, which no piece can tell
+        except BadInput as refused:
+            return str(refused)
+
+    cut = pieces(file, form, num_bytes)
+    assert [piece.start for piece in cut[1:]] == [piece.end for piece in cut[:-1]]
+    assert all(piece.end - piece.start >= num_bytes for piece in cut[:-1])
+    assert rows(cut) == rows([None])
+
+
+def test_a_large_table_is_cut_where_rows_end_and_not_where_lines_do(tmp_path, monkeypatch):
+    rows = "".join(f'{row},"two\nlines, ""{row}""",{"ab"[row % 2]}\n' for row in range(300))
+    (tmp_path / "t.csv").write_text("size,words,label\n" + rows)
+    whole = TableSource(config(tmp_path / "t.csv"), None)
+    monkeypatch.setattr(tables, "_PIECE_BYTES", 1000)
+    cut = TableSource(config(tmp_path / "t.csv"), None)
+    assert len(whole.parts) == 1
+    assert len(cut.parts) > 5
+
+    def words(source):
+        return [word for part in source.parts for chunk in source.read(part) for word in chunk.columns["words"]]
+
+    assert words(cut) == words(whole) == [f'two\nlines, "{row}"' for row in range(300)]

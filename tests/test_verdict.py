@@ -156,6 +156,18 @@ def test_a_slice_decides_only_where_it_has_enough_examples(num_examples, value, 
         assert "not judged" in decision["reasons"][0]
 
 
+def test_too_few_examples_for_an_interval_block_the_whole_and_leave_a_slice_open():
+    bound = Threshold(value_threshold=0.5, confidence="bound")
+    rules = EvaluateConfig(thresholds={"macro_f1": bound}, slices=[Slicing(by=["sex"], thresholds={"macro_f1": bound})])
+    row = {**sliced(40, 0.9, True), "metrics": {"macro_f1": 0.9}, "needed": {"macro_f1": 50}}
+    found = measured(0.9, None, metric="macro_f1", needed={"macro_f1": 50}, slices=[row])
+    decision = judge(rules, found)
+    assert [rule["passed"] for rule in decision["rules"]] == [False, None]
+    assert not decision["blessed"]
+    assert all("no interval is given for fewer than 50 examples" in rule["why"] for rule in decision["rules"])
+    assert decision["rules"][1]["why"].startswith("not judged: ")
+
+
 def test_a_slice_is_compared_with_the_champion_on_the_same_slice():
     worse = {
         "metrics": {"accuracy": 0.9},

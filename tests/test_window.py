@@ -15,8 +15,12 @@ from components.prepare_data import prepare_data
 from pipelines.cli import main
 from trainer import tasks
 from trainer.config import DataConfig, DataWindow, parse
-from trainer.data.manifest import read_manifest
+from trainer.data.frames import FrameWriter, read_frames
+from trainer.data.manifest import Feature, read_manifest
+from trainer.data.prepare import prepare
+from trainer.data.records import Encoder, decode, finish, label_entry
 from trainer.data.window import days_of, last_day, settled
+from trainer.errors import BadInput
 
 
 @pytest.fixture
@@ -73,7 +77,7 @@ def test_a_window_is_so_many_days_in_a_row_and_none_that_is_still_arriving(days,
 
 def prepared(daily: dict, tmp_path: Path, name: str, **window):
     config = section(daily, **window).to_json()
-    found = fingerprint_data.python_func(config)
+    found = fingerprint_data.python_func(config, 7, "/nowhere", "code", "", "")
     examples = dsl.Dataset(uri=str(tmp_path / name))
     prepare_data.python_func(config, 7, str(tmp_path / "root"), "code", found, examples)
     return json.loads(found), read_manifest(Path(examples.path))
@@ -100,7 +104,7 @@ def test_the_window_is_settled_in_the_first_task_and_kept_by_the_next(daily, tmp
 
     monkeypatch.setattr(tasks, "datetime", Clock)
     config = section(daily, days=2).to_json()
-    found = fingerprint_data.python_func(config)
+    found = fingerprint_data.python_func(config, 7, "/nowhere", "code", "", "")
     assert json.loads(found)["until"] == "2027-01-05"
     Clock.moment = at("2027-01-08T00:30:00Z")  # the next task begins days later, and means the same days
     examples = dsl.Dataset(uri=str(tmp_path / "examples"))
@@ -133,7 +137,9 @@ def test_as_of_takes_the_window_as_it_was(daily, tmp_path, configuration, monkey
     ("change", "words", "message"),
     [
         ({"window": None}, [], "has a {date}, and data.window does not say which days"),
-        ({"path": "/x/*.csv"}, [], "needs a source of files, and {date} in data.path"),
+        ({"path": "/x/*.csv"}, [], "needs {date} in data.path, or a column"),
+        ({"window": {"days": 1, "column": "label"}}, [], 'data.window.column = "label": is the label or the weight'),
+        ({"window": {"days": 1, "column": ""}}, [], "data.window.column"),
         ({"window": {"days": 0}}, [], "data.window.days = 0: must be at least 1"),
         ({"window": {"days": 1, "until": "yesterday"}}, [], "must be a day such as 2027-01-31"),
         ({"window": {"days": 1, "until": "2027-02-30"}}, [], "is no day"),
@@ -153,3 +159,141 @@ def test_check_counts_the_files_of_the_window(daily, configuration, capsys):
     main(["check", str(configuration(json.dumps({"name": "tiny", "data": data})))])
     assert "passed  dataset: " in (out := capsys.readouterr().out)
     assert "2 files of 2027-01-09 to 2027-01-12" in out
+
+
+SPLITS = {"train": "60%", "validation": "20%", "test": "20%"}
+
+
+def rows_of_ten_days(day_of):
+    """Ten rows a day, the newest first, each with what `day_of` makes of its moment."""
+    moments = [datetime(2027, 1, day, hour, tzinfo=UTC) for day in range(10, 0, -1) for hour in range(0, 20, 2)]
+    return [
+        {"x": float(place), "seen at": day_of(moment), "label": "even" if place % 2 == 0 else "odd"}
+        for place, moment in enumerate(moments)
+    ]
+
+
+def table(folder: Path, form: str, rows: list[dict]) -> dict:
+    """The rows in one file; gives the data section's settings."""
+    folder.mkdir(exist_ok=True)
+    file, more = folder / f"events.{form}", {}
+    if form in ("csv", "tsv"):
+        mark = {"csv": ",", "tsv": "\t"}[form]
+        file.write_text("\n".join([mark.join(rows[0]), *(mark.join(map(str, row.values())) for row in rows)]) + "\n")
+    elif form == "jsonl":
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif form == "parquet":
+        import pyarrow
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file, row_group_size=30)
+    else:
+        encode = Encoder({"x": Feature(kind="number"), "label": Feature(kind="category")})
+        with FrameWriter(file) as writer:
+            for row in rows:
+                writer.write(finish(encode(row), label_entry("seen at", row["seen at"])))
+        types = {"x": "float32", "seen at": "int64", "label": "bytes"}
+        more = {"record_features": {name: {"type": type_} for name, type_ in types.items()}}
+    return {"source": form, "path": str(folder), "label_key": "label", "splits": SPLITS, **more}
+
+
+def every_x(folder: Path) -> list[float]:
+    manifest = read_manifest(folder)
+    return sorted(
+        float(decode(record, manifest.features)["x"])
+        for split in manifest.splits.values()
+        for shard in split.shards
+        for record in read_frames(folder / shard.name)
+    )
+
+
+BEHIND_UTC = timezone(timedelta(hours=-5))
+
+
+@pytest.mark.parametrize(
+    ("form", "day_of"),
+    [
+        ("csv", lambda moment: moment.date().isoformat()),
+        ("csv", lambda moment: moment.astimezone(BEHIND_UTC).isoformat()),
+        ("tsv", lambda moment: f"{moment:%Y-%m-%d %H:%M:%S}"),
+        ("csv", lambda moment: int(moment.timestamp())),
+        ("jsonl", lambda moment: int(f"{moment:%Y%m%d}")),
+        ("jsonl", lambda moment: moment.timestamp()),
+        ("parquet", lambda moment: moment.astimezone(BEHIND_UTC)),
+        ("parquet", lambda moment: moment.date()),
+        ("tfrecord", lambda moment: int(moment.timestamp())),
+    ],
+)
+def test_exactly_the_rows_whose_column_has_a_day_of_the_window_are_prepared(form, day_of, tmp_path):
+    section_of_rows = table(tmp_path / "events", form, rows_of_ten_days(day_of))
+    found, manifest = prepared(section_of_rows, tmp_path, "one", days=4, until="2027-01-08", column="seen at")
+    assert every_x(tmp_path / "one") == [float(place) for place in range(20, 60)]
+    assert list(manifest.features) == ["x"]
+    again, later = prepared(section_of_rows, tmp_path, "two", days=4, until="2027-01-09", column="seen at")
+    assert again["digest"] == found["digest"]
+    assert again != found
+    assert later.digest != manifest.digest
+
+
+def test_rows_that_arrive_outside_the_window_leave_the_data_the_same(tmp_path):
+    rows = rows_of_ten_days(lambda moment: moment.date().isoformat())
+    events = table(tmp_path / "events", "csv", rows)
+    found, manifest = prepared(events, tmp_path, "one", days=4, until="2027-01-08", column="seen at")
+    with (tmp_path / "events" / "events.csv").open("a") as file:
+        file.write("7,2027-01-20,even\n")
+    (tmp_path / "events" / "later.csv").write_text("x,seen at,label\n7,2027-01-21,odd\n")
+    other, same = prepared(events, tmp_path, "two", days=4, until="2027-01-08", column="seen at")
+    assert other != found
+    assert same.digest == manifest.digest
+
+
+def test_a_row_without_a_day_is_a_bad_record_and_a_window_without_rows_is_refused(tmp_path):
+    rows = rows_of_ten_days(lambda moment: moment.date().isoformat())
+    rows[25]["seen at"] = "soon"
+    events = table(tmp_path / "events", "csv", rows)
+    window = {"days": 4, "until": "2027-01-08", "column": "seen at"}
+    with pytest.raises(SystemExit) as ended:
+        prepared(events, tmp_path, "one", **window)
+    assert ended.value.code == 2
+    _, manifest = prepared({**events, "on_bad_record": "skip"}, tmp_path, "two", **window)
+    assert manifest.num_skipped == 1
+    with pytest.raises(BadInput, match="no row's day is from 2028-01-01 to 2028-01-02"):
+        prepare(
+            section({**events, "on_bad_record": "skip"}, days=2, until="2028-01-02", column="seen at"),
+            7, tmp_path / "none",
+        )  # fmt: skip
+    with pytest.raises(BadInput, match=r'data.window.column = "seen": there is no such column'):
+        prepare(section(events, days=2, column="seen"), 7, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("unknown", ["", "{{$.pipeline_job_schedule_time_utc}}", "0001-01-01T00:00:00Z", "2027-01-04"])
+def test_the_window_ends_before_the_moment_a_run_was_scheduled_for_where_the_server_tells_it(daily, unknown):
+    config = section(daily, days=2).to_json()
+    found = json.loads(fingerprint_data.python_func(config, 7, "/nowhere", "code", "", "2027-01-05T03:00:00Z"))
+    assert found["until"] == "2027-01-04"
+    now = json.loads(fingerprint_data.python_func(config, 7, "/nowhere", "code", "", unknown))
+    assert now["until"] >= "2026"
+    assert now["until"] != found["until"]
+
+
+def test_check_finds_one_file_by_its_bare_name_and_says_whose_rows_count(tmp_path, configuration, monkeypatch, capsys):
+    events = table(tmp_path / "events", "csv", rows_of_ten_days(lambda moment: moment.date().isoformat()))
+    window = {"days": 4, "until": "2027-01-12", "column": "seen at"}
+    data = {**events, "path": "events.csv", "window": window}
+    monkeypatch.chdir(tmp_path / "events")
+    main(["check", str(configuration(json.dumps({"name": "tiny", "data": data})))])
+    assert "events.csv: 1 file, rows by seen at of 2027-01-09 to 2027-01-12" in capsys.readouterr().out
+
+
+def test_a_local_run_takes_its_window_from_the_moment_it_begins(tmp_path, configuration, capsys):
+    events = table(tmp_path / "events", "csv", rows_of_ten_days(lambda moment: moment.date().isoformat()))
+    data = {**events, "window": {"days": 2, "delay_hours": 6, "column": "seen at"}}
+    file = configuration(json.dumps({"name": "tiny", "data": data}))
+    before = last_day(DataWindow(days=2, delay_hours=6), datetime.now(UTC)).isoformat()
+    assert main(["run", str(file), "--root", str(tmp_path / "root")]) == 2  # these rows are not of the last two days
+    after = last_day(DataWindow(days=2, delay_hours=6), datetime.now(UTC)).isoformat()
+    (run,) = (tmp_path / "root" / "runs").iterdir()
+    said = (run / "logs" / "fingerprint-data.log").read_text()
+    assert f"2 days until {before}" in said or f"2 days until {after}" in said
+    assert "task prepare-data failed: data.window.column" in capsys.readouterr().err

@@ -5,6 +5,7 @@
     python -m trainer evaluate configs/digits.yaml --examples examples --model model --output evaluation
     python -m trainer serve-check configs/digits.yaml --model model --output serving
     python -m trainer export   configs/digits.yaml --examples examples --keras model/model.keras --output exported
+    python -m trainer train-worker '{"train": …}'     # what each pod of a training on Kubernetes runs
 
 Each output folder appears whole or not at all.
 """
@@ -15,11 +16,24 @@ import os
 import signal
 import sys
 import traceback
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.config import DataConfig, EvaluateConfig, GroupConfig, Section, ServingConfig, TrainConfig, parse
+from trainer.cluster import describe
+from trainer.config import (
+    OVERRIDDEN,
+    DataConfig,
+    EvaluateConfig,
+    GroupConfig,
+    Problem,
+    Section,
+    ServingConfig,
+    TrainConfig,
+    parse,
+    suggestion,
+)
 from trainer.config_file import override, read_config_file
 from trainer.errors import (
     EXIT_DONE,
@@ -32,15 +46,30 @@ from trainer.errors import (
 )
 
 S = TypeVar("S", bound=Section)
+SECTIONS = (
+    *("name", "seed", "data", "validate_data", "train", "evaluate", "serving", "push", "retrain", "cluster"),
+    *("kubeflow", "schedules", "notify"),
+)
+"""Every key of a configuration file; the steps here read their own and no others."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Runs one step and answers its exit code."""
     arguments = _parser().parse_args(words)
+    code = _run(arguments)
+    if arguments.step is _train_worker:
+        from trainer.launch.worker import exit_code_for_operator
+
+        return exit_code_for_operator(code, arguments.request)
+    return code
+
+
+def _run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # The first process of a container does not die of SIGTERM by itself. A training takes over once it can save.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_PREEMPTED))
     try:
+        _check_places(arguments)
         arguments.step(arguments)
     except TriremeError as error:
         print("\n".join(f"trainer: {line}" for line in str(error).splitlines()), file=sys.stderr)
@@ -88,16 +117,56 @@ def _parser() -> argparse.ArgumentParser:
     step("serve-check", _serve_check, "ask an export in a fresh process, as a server would ask it",
          ("--model", "folder of a trained model"), output)  # fmt: skip
     step("export", _export, "make a SavedModel of a .keras file", examples, ("--keras", "the .keras file"), output)
+    worker = steps.add_parser("train-worker", help="do one pod's part of a training on Kubernetes",
+                              description="Do one pod's part of a training on Kubernetes (docs/kubernetes.md).")  # fmt: skip
+    worker.add_argument("request", metavar="REQUEST", help="what the group is asked to do, as JSON")
+    worker.set_defaults(step=_train_worker)
     return parser
+
+
+def _check_places(arguments: argparse.Namespace) -> None:
+    """Refuses what is not there, and what the step could not write to in the end, before the work is done.
+
+    Raises:
+        BadInput: Names the flag and the folder.
+    """
+    for flag in ("examples", "model"):
+        folder = getattr(arguments, flag, None)
+        if folder is not None and not folder.is_dir():
+            raise BadInput(f"--{flag} = {folder}: there is no such folder")
+    for flag in ("output", "store", "checkpoints"):
+        folder = getattr(arguments, flag, None)
+        if folder is None:
+            continue
+        shown = f"--{flag} = {folder}"
+        if folder.exists() and not folder.is_dir():
+            raise BadInput(f"{shown}: is a file; name a folder")
+        if flag == "output" and folder.is_dir() and any(folder.iterdir()):
+            raise BadInput(f"{shown}: is not empty; name a new folder")
+        place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+        if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+            reason = "may not be written" if place.is_dir() else "is a file"
+            raise BadInput(f"{shown}: cannot be made, because {place} {reason}")
+
+
+def _root(arguments: argparse.Namespace) -> tuple[dict[str, Any], dict[str, int]]:
+    """The whole configuration, of which a step reads its own section, and where each setting stands."""
+    data, lines = read_config_file(arguments.config)
+    data = override(data, arguments.overrides, lines)
+    for name in data:
+        if name not in SECTIONS:
+            rule = f"unknown key{suggestion(name, SECTIONS)}"
+            where = "--set" if lines.get(name) == OVERRIDDEN else f"{arguments.config}:{lines.get(name, 1)}"
+            raise BadInput(f"{where}: {Problem(name, data[name], rule)}")
+    return data, lines
 
 
 def _section(arguments: argparse.Namespace, model: type[S], name: str) -> tuple[S, int]:
     """A section of the configuration file, and the seed."""
-    data, lines = read_config_file(arguments.config)
-    data = override(data, arguments.overrides, lines)
+    data, lines = _root(arguments)
     seed = data.get("seed", 0)
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31:
-        raise BadInput(f"seed = {seed!r}: must be a whole number from 0 to {2**31 - 1}")
+        raise BadInput(str(Problem("seed", seed, f"must be a whole number from 0 to {2**31 - 1}")))
     return parse(model, data.get(name) or {}, path=name, lines=lines, source=str(arguments.config)), seed
 
 
@@ -116,10 +185,18 @@ def _train(arguments: argparse.Namespace) -> None:
     fit(config, seed, arguments.examples, arguments.output, checkpoints, _group(arguments), arguments.mirror)
 
 
+def _train_worker(arguments: argparse.Namespace) -> None:
+    from trainer.launch.worker import train_worker
+
+    train_worker(arguments.request)
+
+
 def _group(arguments: argparse.Namespace) -> GroupConfig:
     """What the cluster section says of the processes that train together."""
-    data, lines = read_config_file(arguments.config)
-    cluster = override(data, arguments.overrides, lines).get("cluster") or {}
+    data, lines = _root(arguments)
+    cluster = data.get("cluster") or {}
+    if not isinstance(cluster, dict):
+        raise BadInput(str(Problem("cluster", cluster, "must be a mapping of settings")))
     known = {key: value for key, value in cluster.items() if key in GroupConfig.model_fields}
     return parse(GroupConfig, known, path="cluster", lines=lines, source=str(arguments.config))
 
@@ -170,6 +247,8 @@ def _export(arguments: argparse.Namespace) -> None:
     from trainer.export import export_model, reference_examples
 
     manifest = read_manifest(arguments.examples)
+    if not zipfile.is_zipfile(arguments.keras):
+        raise BadInput(f"--keras = {arguments.keras}: is no .keras file, or cannot be read")
     try:
         model = keras.saving.load_model(arguments.keras, compile=False)
     except (ValueError, OSError) as error:
@@ -178,9 +257,17 @@ def _export(arguments: argparse.Namespace) -> None:
         export_model(model, manifest, reference_examples(arguments.examples, manifest), partial)
 
 
+def _has_parameter_servers() -> bool:
+    try:
+        description = describe(os.environ)
+    except BadInput:
+        return False
+    return description is not None and description.num_parameter_servers > 0
+
+
 if __name__ == "__main__":
     code = main()
-    if getattr(sys.modules.get("trainer.parameter_server"), "coordinators", None):
+    if _has_parameter_servers():
         # The coordinator's destructor waits for a lost worker for ever. All is written by now.
         sys.stdout.flush()
         sys.stderr.flush()

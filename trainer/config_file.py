@@ -41,6 +41,12 @@ def _construct_int(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
+_PLAIN = frozenset(
+    f"tag:yaml.org,2002:{kind}" for kind in ["null", "bool", "int", "float", "str", "map", "seq", "merge"]
+)
+_MOST_VALUES = 100_000  # of a file, with what its aliases repeat
+_LONGEST_NUMBER = 400
+_KINDS = {list: "a list", str: "text", int: "a number", float: "a number", bool: "true or false", type(None): "empty"}
 
 
 def read_config_file(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
@@ -55,22 +61,18 @@ def read_config_file(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
         raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise BadInput(f"{file}: is not UTF-8 text (byte {error.start})") from None
+    lines: dict[str, int] = {}
     try:
-        node = yaml.compose(text, Loader=_Loader)
-        lines: dict[str, int] = {}
-        _note_lines(node, "", lines, str(file))
-        data = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        data = _read(text, lines, str(file))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f":{mark.line + 1}" if mark else ""
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
+        if reason.startswith("but "):
+            reason = f"{error.context}, {reason}"
         raise BadInput(f"{file}{where}: is not valid YAML: {reason}") from None
-    except RecursionError:
-        raise BadInput(f"{file}: is nested too deeply") from None
     if not isinstance(data, dict):
-        raise BadInput(
-            f"{file}: must be a mapping of settings, and is {'empty' if data is None else type(data).__name__}"
-        )
+        raise BadInput(f"{file}: must be a mapping of settings, and is {_KINDS[type(data)]}")
     return data, lines
 
 
@@ -87,7 +89,7 @@ def override(data: dict[str, Any], settings: Sequence[str], lines: dict[str, int
         if not equals or not all(keys):
             raise BadInput(f"--set {setting}: must be path=value, such as train.epochs=3")
         try:
-            value = yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+            value = _read(text, {}, f"--set {keys[-1]}")
         except yaml.YAMLError:
             raise BadInput(f"--set {setting}: {text!r} is not a YAML value") from None
         node = copy
@@ -104,7 +106,34 @@ def override(data: dict[str, Any], settings: Sequence[str], lines: dict[str, int
     return copy
 
 
+def _read(text: str, lines: dict[str, int], file: str) -> Any:
+    """The value of a YAML text; `lines` learns where its parts stand. Raises BadInput and yaml's own errors."""
+    try:
+        _note_lines(yaml.compose(text, Loader=_Loader), "", lines, file)
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+    except RecursionError:
+        raise BadInput(f"{file}: is nested too deeply") from None
+
+
 def _note_lines(node: Any, path: str, lines: dict[str, int], file: str) -> None:
+    if node is None:
+        return
+    where = file if file.startswith("--set") else f"{file}:{node.start_mark.line + 1}"
+    if node.tag not in _PLAIN:
+        raise BadInput(
+            f"{where}: {node.tag.replace('tag:yaml.org,2002:', '!!')} is no kind of value here; leave it out"
+        )
+    if len(lines) > _MOST_VALUES:
+        raise BadInput(f"{where}: holds more than {_MOST_VALUES:,} values, counting what aliases repeat")
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag.endswith(":int") and len(node.value) > _LONGEST_NUMBER:
+            raise BadInput(
+                f"{where}: {path or 'the value'} is a number of {len(node.value):,} digits, which is no setting's"
+            )
+        try:
+            node.value.encode()
+        except UnicodeEncodeError:
+            raise BadInput(f"{where}: {path or 'the value'} is not valid Unicode") from None
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
         for key, value in node.value:

@@ -9,6 +9,7 @@ EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
 EXIT_NOT_BLESSED = 3
+EXIT_NO_RESTART_LEFT = 4
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PREEMPTED = 143  # 128 + SIGTERM: what a shell reports for a process that SIGTERM ended
 
@@ -36,6 +37,12 @@ class BadInput(TriremeError, ValueError):
 
 class WorldFailure(TriremeError):
     """Network, disk, a peer or a machine failed. The message says what to do next."""
+
+
+class NoRestartLeft(WorldFailure):
+    """The group was started again as often as it may be; whoever restarts processes must leave it."""
+
+    exit_code = EXIT_NO_RESTART_LEFT
 
 
 class Preempted(TriremeError):

@@ -33,9 +33,9 @@ def export_model(model: Any, manifest: Manifest, reference: Mapping[str, np.ndar
     answers `class_name` [batch] string, `class_index` [batch] int64 and `probabilities` [batch, classes] float32; where
     it is a number, `prediction` [batch] float32.
 
-    Where a feature is an image there is `image_bytes` too. It takes each image as the bytes of a JPEG, PNG or BMP file
-    [batch] string, and answers `ok` [batch] bool besides: a row that cannot be decoded has `ok` false, an empty class
-    name, class index −1 and zeros, and leaves the other rows alone.
+    Where a feature is an image, and all images are grey or colour, there is `image_bytes` too. It takes each image as the
+    bytes of a JPEG, PNG, BMP or WebP file [batch] string, and answers `ok` [batch] bool besides: a row that cannot be
+    decoded has `ok` false, an empty class name, class index −1 and zeros, and leaves the other rows alone.
 
     Args:
         model: A Keras model that keeps the contract of `trainer.spec`.
@@ -57,13 +57,15 @@ def export_model(model: Any, manifest: Manifest, reference: Mapping[str, np.ndar
     answer = _answer(model, manifest)
     archive.add_endpoint("serving_default", answer, input_signature=[_specs(manifest)])
     images = [name for name, feature in manifest.features.items() if feature.kind == "image"]
+    if any(manifest.features[name].shape[-1] not in (1, 3) for name in images):
+        images = []  # pixels that no image file holds
     if images:
 
         def from_bytes(features: dict[str, Any]) -> dict[str, Any]:
             features = dict(features)
             ok = True
             for name in images:
-                features[name], decoded = decode_images(features[name], manifest.features[name].shape)
+                features[name], _, decoded = decode_images(features[name], manifest.features[name].shape)
                 ok = tf.logical_and(ok, decoded)
             return _only_where(ok, answer(features)) | {"ok": ok}
 
@@ -85,8 +87,9 @@ def reference_examples(examples: Path, manifest: Manifest) -> dict[str, np.ndarr
     import tensorflow as tf
 
     from trainer.data.records import parser
+    from trainer.data.shard_files import shard_files
 
-    files = [str(examples / shard.name) for shard in manifest.splits["train"].shards]
+    files = shard_files(examples, manifest, "train", NUM_REFERENCE)
     records = tf.data.TFRecordDataset(files).batch(NUM_REFERENCE).take(1).map(parser(manifest))
     return {name: values.numpy() for name, values in next(iter(records))[0].items()}
 

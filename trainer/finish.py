@@ -45,6 +45,8 @@ def finish_run(run: Run, seed: int, folder: Path) -> dict[str, Any]:
             history = "".join(json.dumps(row) + "\n" for row in state.history)
             (partial / "history.jsonl").write_text(history, encoding="utf-8")
             (partial / "train.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        if run.deliver is not None:
+            run.deliver(folder)
     if rate and seconds:
         shares = ", ".join(f"{kind.replace('_', ' ')} {value / seconds:.0%}" for kind, value in run.seconds.items())
         say(

@@ -46,6 +46,7 @@ def fit(
     group: GroupConfig | None = None,
     mirror: str | None = None,
     clock: Callable[[], float] = time.monotonic,
+    deliver: Callable[[Path], None] | None = None,
 ) -> dict[str, Any]:
     """Trains and exports a model. Every process of a group calls it; the environment says who it is.
 
@@ -59,6 +60,8 @@ def fit(
         group: How patient the processes are with one another.
         mirror: Prefix of object storage that checkpoints are copied to, and found again on another machine.
         clock: Seconds that only grow.
+        deliver: Called by the chief with the finished model's folder while the checkpoints are still there: whatever ends
+            it, the training is not lost.
 
     Returns:
         What `train.json` holds: steps, epochs, the validation of the exported weights, throughput.
@@ -75,7 +78,7 @@ def fit(
             from trainer.parameter_server import fit_asynchronously
 
             return fit_asynchronously(
-                config, seed, examples, folder, checkpoints, mirror, description, group, stop, clock
+                config, seed, examples, folder, checkpoints, mirror, description, group, stop, clock, deliver
             )
 
         # 1. Who trains, then devices, before anything touches TensorFlow; seeds before any weight is drawn.
@@ -92,6 +95,7 @@ def fit(
 
         # 2. Data and model, tried on one batch.
         run = prepare_run(config, seed, examples, manifest, strategy, workers, clock)
+        run.deliver = deliver
         check_model(run.trainer, run.train_feed, config, strategy_name=config.strategy)
         announce(run)
         if config.loop == "keras_fit":

@@ -45,6 +45,16 @@ def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
         ) from None
 
 
+def take_summed_gradients(optimizer: Any) -> None:
+    """Has the optimizer take gradients as they are, for they are summed over the replicas already.
+
+    Its own addition would send each of them over the network a second time, which doubles what a step waits for.
+    """
+    name = "_all_reduce_sum_gradients"  # Keras has no public switch
+    assert hasattr(optimizer, name), f"this version of Keras adds gradients elsewhere than in {name}"
+    setattr(optimizer, name, lambda gradients_and_variables: gradients_and_variables)
+
+
 def scaled_learning_rate(config: TrainConfig) -> float:
     """The peak learning rate for this batch: rate · b (`linear`) or rate · √b, b = global batch / base batch.
 

@@ -32,6 +32,17 @@ def note(root: str, run: str, part: str, content: dict[str, Any]) -> None:
         print(f"warning: what became of the run could not be noted in {root}: {error}", file=sys.stderr)
 
 
+def withdraw_failure(root: str, run: str, task: str) -> None:
+    """Takes back what an earlier try of a task left, now that it has succeeded; else the next failure would get its words."""
+    place = storage.join(root, _FOLDER, run, "failure.json")
+    try:
+        found, _ = storage.read_json(place)
+        if isinstance(found, dict) and found.get("task") == task:
+            storage.delete_prefix(place)
+    except (TriremeError, OSError) as error:
+        print(f"warning: {place} could not be taken back: {error}", file=sys.stderr)
+
+
 def read(root: str, run: str) -> dict[str, dict[str, Any]]:
     """The parts that are there, by name.
 

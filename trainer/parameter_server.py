@@ -10,6 +10,7 @@ own counter loses updates when several workers write it.
 """
 
 import math
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -24,8 +25,9 @@ from trainer.config import GroupConfig, TrainConfig
 from trainer.data.manifest import Manifest, read_manifest
 from trainer.data.reading import take
 from trainer.data.records import parser
+from trainer.data.shard_files import shard_paths
 from trainer.epochs import account, finish_epoch, show
-from trainer.errors import BadInput, WorldFailure
+from trainer.errors import EXIT_PREEMPTED, BadInput, WorldFailure
 from trainer.finish import finish_run
 from trainer.first_batch import check_model
 from trainer.group import join_group
@@ -50,6 +52,7 @@ def fit_asynchronously(
     group: GroupConfig,
     stop: StopSignals,
     clock: Callable[[], float],
+    deliver: Callable[[Path], None] | None = None,
 ) -> dict[str, Any]:
     """The part of one process: the chief coordinates and returns what `train.json` holds; the others serve until ended.
 
@@ -76,6 +79,7 @@ def fit_asynchronously(
     # The chief's own copy of the model looks at the validation and is exported.
     run = prepare_run(config, seed, examples, manifest, tf.distribute.get_strategy(), None, clock)
     run.num_replicas = run.num_workers = description.num_workers
+    run.deliver = deliver
     check_model(run.trainer, run.train_feed, config, strategy_name="parameter_server")
     announce(run)
     trainer = Trainer(strategy, run.build, config, run.trainer.objective, run.total_steps)
@@ -118,7 +122,8 @@ def _serve(description: ClusterDescription) -> None:
     server = tf.distribute.Server(
         tf.train.ClusterSpec(cluster), description.task_type, description.task_index, protocol="grpc"
     )
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # it has nothing of its own to save
+    # It has nothing to save. A handler of its own, because the first process of a container is deaf to SIGTERM without one.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(EXIT_PREEMPTED))
     while server:  # server.join() would wait outside Python, where no signal is heard
         time.sleep(3600)
 
@@ -139,7 +144,7 @@ def _scheduler(
     import tensorflow as tf
 
     split = manifest.splits["train"]
-    files = [str(examples / shard.name) for shard in split.shards]
+    files = shard_paths(examples, manifest, "train")
     batch_size = trainer.config.global_batch_size
 
     def whole_split() -> Any:

@@ -9,6 +9,7 @@ split as it is. Only one batch is in memory, and the output appears whole or not
 import csv
 import json
 import math
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -22,7 +23,7 @@ from trainer.errors import BadInput
 from trainer.export import SAVED_MODEL, read_metadata
 from trainer.progress import say
 
-_IMAGES = (".jpg", ".jpeg", ".png", ".bmp")
+_IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff")  # asked for; not all can be decoded
 
 
 class _Row(NamedTuple):
@@ -49,13 +50,15 @@ def predict(model: str, source: Path, output: Path, *, split: str = "test", batc
     """
     if output.suffix not in (".jsonl", ".csv"):
         raise BadInput(f"--output = {output}: must end in .jsonl or .csv")
+    if not source.exists():
+        raise BadInput(f"{source}: there is no such file or folder")
     with tempfile.TemporaryDirectory() as staged:
         folder = _saved_model(model, Path(staged))
         metadata = read_metadata(folder)
         if metadata is None:
             raise BadInput(f"{model}: is no SavedModel that was exported here (it has no metadata inside)")
         signature, rows = _rows(source, metadata, split)
-        return _score(folder, metadata, signature, rows, output, batch_size)
+        return _score(folder, metadata, signature, _readable(rows, source), output, batch_size)
 
 
 def _saved_model(model: str, staged: Path) -> Path:
@@ -66,6 +69,18 @@ def _saved_model(model: str, staged: Path) -> Path:
     raise BadInput(f"{model}: holds no saved_model.pb")
 
 
+def _readable(rows: Iterator[_Row], source: Path) -> Iterator[_Row]:
+    """The examples; a file of theirs that cannot be read, and a source without any, is bad input."""
+    try:
+        first = next(rows, None)
+        if first is None:
+            raise BadInput(f"{source}: holds no examples")
+        yield first
+        yield from rows
+    except OSError as error:
+        raise BadInput(f"{error.filename or source}: cannot be read: {error.strerror}") from None
+
+
 def _score(
     folder: Path, metadata: dict[str, Any], signature: str, rows: Iterable[_Row], output: Path, batch_size: int
 ) -> int:
@@ -74,7 +89,7 @@ def _score(
     loaded = tf.saved_model.load(str(folder))
     serve = loaded.signatures[signature]
     specs = serve.structured_input_signature[1]
-    partial = output.with_name(f".{output.name}.partial")
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
     count = bad = 0
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +109,10 @@ def _score(
         raise BadInput(f"--output = {output}: cannot be written: {error.strerror}") from None
     finally:
         partial.unlink(missing_ok=True)
-    say(f"{count:,} examples scored into {output}" + (f"; {bad:,} could not be decoded" if bad else ""))
+    say(
+        f"{count:,} example{'' if count == 1 else 's'} scored into {output}"
+        + (f"; {bad:,} could not be decoded" if bad else "")
+    )
     return count
 
 
@@ -134,6 +152,8 @@ def _rows(source: Path, metadata: dict[str, Any], split: str) -> tuple[str, Iter
     images = [name for name, feature in features.items() if feature["kind"] == "image"]
     if (source / "manifest.json").is_file():
         return "serving_default", _prepared(source, features, split)
+    if images and "image_bytes" not in metadata["signatures"]:
+        raise BadInput(f"{source}: the model takes images that no file holds (channels); give a prepared dataset")
     if source.is_dir() or source.suffix.lower() in _IMAGES:
         if len(features) != 1 or not images:
             raise BadInput(
@@ -170,11 +190,16 @@ def _prepared(folder: Path, features: dict[str, Any], split: str) -> Iterator[_R
 def _image_files(source: Path, name: str) -> Iterator[_Row]:
     files = [source]
     if source.is_dir():
-        files = sorted(file for file in source.rglob("*") if file.suffix.lower() in _IMAGES and file.is_file())
+        # Whatever is there is answered, if only as not ok: nobody should count files to see that one is missing.
+        files = sorted(file for file in source.rglob("*") if file.is_file() and not _hidden(file, source))
         if not files:
-            raise BadInput(f"{source}: holds no {', '.join(_IMAGES)} files")
+            raise BadInput(f"{source}: holds no files")
     for file in files:
         yield _Row(str(file.relative_to(source)) if source.is_dir() else str(file), {name: file.read_bytes()})
+
+
+def _hidden(file: Path, folder: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(folder).parts)
 
 
 def _csv_rows(file: Path, features: dict[str, Any]) -> Iterator[_Row]:
@@ -198,24 +223,31 @@ def _csv_rows(file: Path, features: dict[str, Any]) -> Iterator[_Row]:
 
 
 def _jsonl_rows(file: Path, features: dict[str, Any]) -> Iterator[_Row]:
-    with file.open(encoding="utf-8-sig") as stream:
-        for number, line in enumerate(stream, 1):
-            try:
-                given = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise BadInput(f"{file}:{number}: is not JSON ({error.msg})") from None
-            if not isinstance(given, dict):
-                raise BadInput(f"{file}:{number}: must be an object")
-            _check_columns(f"{file}:{number}", list(given), features)
-            yield _Row(str(number), _converted(given, features, file, number))
+    for number, line in _lines(file):
+        try:
+            given = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise BadInput(f"{file}:{number}: is not JSON ({error.msg})") from None
+        if not isinstance(given, dict):
+            raise BadInput(f"{file}:{number}: must be an object")
+        _check_columns(f"{file}:{number}", list(given), features)
+        yield _Row(str(number), _converted(given, features, file, number))
 
 
 def _text_lines(file: Path, features: dict[str, Any]) -> Iterator[_Row]:
     if len(features) != 1 or next(iter(features.values()))["kind"] not in ("text", "category"):
         raise BadInput(f"{file}: the model takes {', '.join(features)}, not one text; give a .csv or .jsonl file")
+    for number, line in _lines(file):
+        yield _Row(str(number), {next(iter(features)): line})
+
+
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
     with file.open(encoding="utf-8-sig") as stream:
-        for number, line in enumerate(stream, 1):
-            yield _Row(str(number), {next(iter(features)): line.rstrip("\n")})
+        try:
+            for number, line in enumerate(stream, 1):
+                yield number, line.rstrip("\n")
+        except UnicodeDecodeError:
+            raise BadInput(f"{file}: is not UTF-8") from None
 
 
 def _check_columns(where: str, names: list[str], features: dict[str, Any]) -> None:

@@ -61,6 +61,8 @@ class Run:
     num_examples: int = 0
     """Examples that this try has trained on."""
     saved_at: float = 0.0
+    deliver: Callable[[Path], None] | None = None
+    """What the chief does with the finished model's folder."""
 
     def begin(self) -> None:
         """The long work begins."""

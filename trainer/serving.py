@@ -120,6 +120,7 @@ def _judge(config: ServingConfig, metadata: dict, reply: dict, ended: str | None
                 if limit is not None:
                     name = f"{part} latency of one example"
                     yield _limit(name, latency[f"{part}_ms"], limit, "ms", f"serving.max_{part}_ms")
+    yield from _same_files(config, reply)
     for key, check in (("hostile", "odd values"), ("images", "odd images")):
         if cases := reply.get(key):
             bad = [f"{case['case']}: {case['message']}" for case in cases if not case["passed"]]
@@ -148,6 +149,17 @@ def _same_answers(config: ServingConfig, reply: dict) -> Any:
         yield Finding("an empty batch has an empty answer", False, f"{reply.get('empty_rows')} rows")
 
 
+def _same_files(config: ServingConfig, reply: dict) -> Any:
+    check = "it answers image files as their pixels"
+    if reason := reply.get("files_error"):
+        yield Finding(check, False, reason)
+    elif "files_difference" in reply:
+        difference = reply["files_difference"]
+        told = "some are not finite" if difference is None else f"largest difference {difference:.2g}"
+        passed = difference is not None and difference <= config.tolerance
+        yield Finding(check, passed, f"{told} (serving.tolerance {config.tolerance:g})")
+
+
 def _limit(check: str, found: float, limit: float, unit: str, setting: str) -> Finding:
     return Finding(check, found <= limit, f"{found:.4g} {unit}, the limit is {limit:.4g} ({setting})")
 
@@ -160,7 +172,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _image_files(folder: Path, shape: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Image files that a client may send; `ok` says whether they must be understood, None that both will do."""
+    """Image files that a client may send; `ok` says whether they must be understood."""
     import numpy as np
     from PIL import Image
 
@@ -186,7 +198,11 @@ def _image_files(folder: Path, shape: tuple[int, ...]) -> list[dict[str, Any]]:
         ("a rotated JPEG", encoded(colour, "JPEG", exif=rotated), True),
         ("a PNG with transparency", encoded(colour.convert("RGBA"), "PNG"), True),
         ("a PNG of 16 bits", encoded(deep, "PNG"), True),
-        ("a JPEG in CMYK", encoded(colour.convert("CMYK"), "JPEG"), None),
+        ("a PNG with a palette", encoded(colour.quantize(16), "PNG"), True),
+        ("a JPEG in CMYK", encoded(colour.convert("CMYK"), "JPEG"), True),
+        ("a WebP", encoded(colour, "WEBP"), True),
+        ("a BMP", encoded(colour, "BMP"), True),
+        ("a GIF", encoded(colour, "GIF"), False),
         ("a JPEG cut short", jpeg[: len(jpeg) // 3], False),
         ("a PNG cut short", png[:40], False),
         ("a JPEG that claims 13,000 × 13,000 pixels", jpeg[:frame] + huge + jpeg[frame + 4 :], False),

@@ -9,8 +9,7 @@ batch. The order below decides it:
 3. Add the gradients of all replicas (all-reduce by SUM), and only now look whether they are finite: an overflow on one
    replica is an overflow for all.
 4. Clip only now: a norm of partial gradients is not the norm of the gradient.
-5. Divide by the number of replicas, because the optimizer's own `apply` adds the replicas' gradients once more.
-6. Apply; then move the average of the weights.
+5. Apply, without the optimizer's own addition over the replicas; then move the average of the weights.
 
 Many steps run inside one graph call, so that Python is out of the way.
 """
@@ -23,7 +22,7 @@ import numpy as np
 
 from trainer.config import TrainConfig
 from trainer.objective import Objective, Totals
-from trainer.optimizer import build_optimizer, clip
+from trainer.optimizer import build_optimizer, clip, take_summed_gradients
 from trainer.precision import LossScale
 
 
@@ -76,6 +75,8 @@ class Trainer:
             self.model = build()
             self.optimizer = build_optimizer(config, total_steps)
             self.optimizer.build(self.model.trainable_variables)
+            if config.loop == "own":
+                take_summed_gradients(self.optimizer)
             self.averages = [
                 tf.Variable(tf.identity(variable.value), trainable=False, name=f"average_{index}")
                 for index, variable in enumerate(self.model.trainable_variables if config.ema_decay else [])
@@ -271,11 +272,7 @@ class Trainer:
 
     def _update(self, gradients: list[Any]) -> None:
         """Clips the summed gradients and applies them; called on every replica."""
-        gradients = clip(gradients, self.config)
-        replicas = self.strategy.num_replicas_in_sync
-        if replicas > 1:
-            gradients = [gradient / replicas for gradient in gradients]
-        self.optimizer.apply(gradients, self.model.trainable_variables)
+        self.optimizer.apply(clip(gradients, self.config), self.model.trainable_variables)
 
     def _apply_if_finite(self, gradients: list[Any], bad_loss: Any) -> tuple[Any, Any]:
         """Updates the weights unless something is not finite. Called across replicas, where a condition may stand.

@@ -5,6 +5,7 @@ without Kubeflow. Imports of TensorFlow stay inside the functions: only the task
 """
 
 import functools
+import inspect
 import json
 import os
 import sys
@@ -18,9 +19,11 @@ from typing import Any
 
 from trainer import storage
 from trainer.config import (
+    JOB_VARIABLE,
     DataConfig,
     EvaluateConfig,
     GroupConfig,
+    JobConfig,
     NotifyConfig,
     PushConfig,
     RetrainConfig,
@@ -30,21 +33,26 @@ from trainer.config import (
     parse_json,
 )
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError, WorldFailure
-from trainer.outcome import note, read
+from trainer.outcome import note, read, withdraw_failure
 from trainer.progress import say
-from trainer.registry import Conflict, Registry
+from trainer.provenance import provenance
+from trainer.registry import Conflict, Registry, Version
 
 RECORDS_FOLDER = "tasks"
 
 
 def _task(name: str) -> Callable:
-    """Ends a task with one clear sentence and the right exit code, and leaves a record for whoever watches."""
+    """Ends a task with one clear sentence and the right exit code, and leaves a record for whoever watches.
+
+    A task whose work needs neither the root nor the run is told both as `noted_in`, so that the exit task learns why it failed.
+    """
 
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def task(*args: Any, noted_in: tuple[str, str] | None = None, **kwargs: Any) -> Any:
             os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its notes on CPU instructions hide our lines
             started = time.monotonic()
+            root, run = noted_in or _place(function, args, kwargs)
             new = [one for one in args if hasattr(one, "path") and not Path(one.path).exists()]
             try:
                 result = function(*args, **kwargs)
@@ -52,28 +60,37 @@ def _task(name: str) -> Callable:
             except BaseException as error:
                 code, message = _explained(error)
                 _record(name, {"status": "failed", "exit_code": code, "error": message}, started)
-                _note_failure(name, function, args, kwargs, code, message)
+                if root and run:
+                    note(root, run, "failure", {"task": name, "error": message.splitlines()[0], "exit_code": code})
                 traceback.print_exc()
                 print(f"{name}: {message}", file=sys.stderr, flush=True)
                 sys.exit(code)
             _record(name, {"status": "succeeded", "exit_code": 0}, started)
+            if root and run:
+                withdraw_failure(root, run, name)
             return result
 
-        return run
+        return task
 
     return decorate
 
 
 @_task("prepare-data")
-def prepare_data(data: str, seed: int, root: str, source: str, examples: Any) -> None:
-    """Data section, and what `fingerprint_data` found (empty where it did not run) → prepared dataset in `examples.path`."""
+def prepare_data(data: str, seed: int, root: str, source: str, examples: Any, code: str = "") -> str:
+    """Data section, and what `fingerprint_data` found (empty where it did not run) → prepared dataset in `examples.path`.
+
+    Answers where the dataset is, for those that fetch it themselves.
+    """
+    from trainer.cached import key_of, remember
     from trainer.data.prepare import prepare
 
     config = parse_json(DataConfig, data, path="data")
     if ":" not in config.name or config.name.rpartition(":")[2][:1].isdigit():  # not a person's own builder
         _leave_keras_out()
-    if source and config.window is not None:
-        window = config.window.model_copy(update={"until": json.loads(source)["until"]})
+    found = json.loads(source) if source else {}
+    again = found.pop("again", "")
+    if found and config.window is not None:
+        window = config.window.model_copy(update={"until": found["until"]})
         config = config.model_copy(update={"window": window})
     manifest = prepare(config, seed, Path(examples.path), storage.join(root, "prepared"))
     examples.metadata.update(
@@ -82,19 +99,27 @@ def prepare_data(data: str, seed: int, root: str, source: str, examples: Any) ->
         num_classes=len(manifest.class_names),
         **{f"num_{name}_examples": split.num_examples for name, split in manifest.splits.items()},
     )
+    if found:
+        remember(root, key_of(data, seed, code, found), examples.uri, again)
+    return examples.uri
 
 
 @_task("fingerprint-data")
-def fingerprint_data(data: str) -> str:
-    """Data section → the last day of its window and a digest of its files, as JSON: what the preparation depends on."""
-    from trainer.data.fingerprint import fingerprint, source_of
-    from trainer.data.window import settled
+def fingerprint_data(data: str, seed: int, root: str, code: str, run: str, scheduled: str) -> str:
+    """Data section → the last day of its window and a digest of its files, as JSON: what the preparation depends on.
 
-    config = settled(parse_json(DataConfig, data, path="data"), datetime.now(UTC))
+    `scheduled` is the moment for which the run was scheduled, where the server knows it; else the window ends now. Where
+    the cache would answer with prepared data that was deleted, `again` is another than the last time, and it does not.
+    """
+    from trainer.cached import again, key_of
+    from trainer.data.fingerprint import fingerprint, source_of
+    from trainer.data.window import moment_of, settled
+
+    config = settled(parse_json(DataConfig, data, path="data"), moment_of(scheduled) or datetime.now(UTC))
     until = config.window.until if config.window else None
     found = {"until": until, "digest": fingerprint(source_of(config) or "", config.window)}
     say(f"{config.subject}: {found['digest'][:23]}" + (f", {config.window.days} days until {until}" if until else ""))
-    return json.dumps(found)
+    return json.dumps(found | ({"again": anew} if (anew := again(root, key_of(data, seed, code, found), run)) else {}))
 
 
 @_task("decide-training")
@@ -171,14 +196,65 @@ def validate_data(
 @_task("train-model")
 def train_model(train: str, group: str, seed: int, name: str, root: str, examples: Any, model: Any) -> None:
     """Train section and prepared dataset → exported model in `model.path`, by one process or by a group of them."""
-    from trainer.checkpoint import run_key
-    from trainer.data.manifest import FILE_NAME, read_manifest
+    from trainer.data.manifest import FILE_NAME
 
     config = parse_json(TrainConfig, train, path="train")
     processes = parse_json(GroupConfig, group, path="cluster")
     _present(examples, FILE_NAME)
-    digest = read_manifest(Path(examples.path)).digest
-    key, mirror = run_key(config, seed, digest), None
+    _describe_model(
+        model, config, _trained_here(config, processes, seed, name, root, examples.path, examples.uri, model)
+    )
+
+
+@_task("train-distributed")
+def train_distributed(train: str, group: str, seed: int, name: str, root: str, examples: str, model: Any) -> None:
+    """What `train_model` does, by a job of many pods; `examples` is where the dataset is, which this task does not hold.
+
+    What the pods are like stands in the environment (`JOB_VARIABLE`). On a person's own machine the processes run beside
+    this one instead.
+    """
+    from trainer.data.manifest import FILE_NAME
+    from trainer.launch.distributed import check_places, is_in_cluster, train_on_cluster
+    from trainer.launch.worker import WorkerRequest
+
+    config = parse_json(TrainConfig, train, path="train")
+    processes = parse_json(GroupConfig, group, path="cluster")
+    if not is_in_cluster(os.environ):
+        say("a job of many pods is for a cluster: here its processes run on this machine")
+        _describe_model(model, config, _trained_here(config, processes, seed, name, root, examples, examples, model))
+        return
+    from trainer.checkpoint import run_key
+
+    job = parse_json(JobConfig, os.environ.get(JOB_VARIABLE, ""), path=JOB_VARIABLE)
+    check_places({"examples": examples, "model": model.uri, "root": root})
+    manifest, _ = storage.read_json(storage.join(examples, FILE_NAME))
+    if manifest is None:
+        raise _deleted_since(examples, FILE_NAME)
+    digest = manifest["digest"]
+    asked = WorkerRequest(
+        train=config,
+        group=processes,
+        seed=seed,
+        examples=examples,
+        model=model.uri,
+        checkpoints=storage.join(root, f"checkpoints/{name}/{run_key(config, seed, digest)}"),
+    )
+    _describe_model(model, config, train_on_cluster(asked, job, name, "train-distributed", digest))
+
+
+def _trained_here(
+    config: TrainConfig, processes: GroupConfig, seed: int, name: str, root: str, path: str, uri: str, model: Any
+) -> dict[str, Any]:
+    """The model in `model.path`, by this process or a group beside it; what its `train.json` holds.
+
+    Path and URI are the prepared data's.
+    """
+    from trainer.checkpoint import run_key
+    from trainer.data.manifest import read_manifest
+    from trainer.data.shard_files import leave_in_bucket, without_shards
+
+    examples, manifest = Path(path), read_manifest(Path(path))
+    key, mirror = run_key(config, seed, manifest.digest), None
     checkpoints = Path(_local(root, "checkpoints") or tempfile.mkdtemp()) / name / key
     if storage.is_remote(root):  # this machine's disk does not outlive it
         mirror = storage.join(root, f"checkpoints/{name}/{key}")
@@ -186,7 +262,17 @@ def train_model(train: str, group: str, seed: int, name: str, root: str, example
         from trainer.launch.training import train_as_group as train_it
     else:
         from trainer.loop import fit as train_it
-    summary = train_it(config, seed, Path(examples.path), Path(model.path), checkpoints, processes, mirror)
+    with tempfile.TemporaryDirectory() as temporary:
+        if config.read_shards == "streamed":
+            if not storage.is_remote(uri) and (run := os.environ.get("TRIREME_RUN_URI")):
+                uri = storage.join(run, "prepare-data", examples.name)  # where that task's outputs went
+            examples = Path(temporary) / "examples"
+            without_shards(Path(path), examples, manifest)
+            leave_in_bucket(examples, uri)
+        return train_it(config, seed, examples, Path(model.path), checkpoints, processes, mirror)
+
+
+def _describe_model(model: Any, config: TrainConfig, summary: dict[str, Any]) -> None:
     model.metadata.update(
         framework="tensorflow",
         model=config.model,
@@ -256,8 +342,7 @@ def judge_model(
 ) -> bool:
     """Evaluate section, evaluation and serving check → the verdict, the report, and whether the model is blessed."""
     from trainer.evaluate import EVALUATION_FILE, write_json
-    from trainer.provenance import provenance
-    from trainer.report import markdown_summary, render
+    from trainer.report import markdown_summary
     from trainer.serving import SERVING_FILE
     from trainer.verdict import VERDICT_FILE, judge
 
@@ -267,24 +352,8 @@ def judge_model(
     decision = judge(config, found, checked)
     Path(verdict.path).mkdir(parents=True, exist_ok=True)
     write_json(Path(verdict.path) / VERDICT_FILE, decision)  # first: whatever happens to the page, this is known
-    history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
-    training = _read(model, "train.json")
-    page = render(
-        found,
-        decision,
-        history,
-        {
-            "name": name,
-            "training": training,
-            "evaluate": config.model_dump(mode="json"),
-            "serving": checked.get("measured", {}),
-            "digests": decision["digests"],
-            **provenance(),
-        },
-    )
-    for artifact, text in ((report, page), (summary, markdown_summary(found, decision))):
-        Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
-        Path(artifact.path).write_text(text, encoding="utf-8")
+    _write_text(report, _page(name, config, found, decision, checked, model))
+    _write_text(summary, markdown_summary(found, decision))
     _note_verdict(root, run, decision, found, getattr(report, "uri", report.path))
     say(f"{decision['verdict']}: " + "; ".join(decision["reasons"]))
     return decision["blessed"]
@@ -293,28 +362,70 @@ def judge_model(
 @_task("push-model")
 def push_model(
     push: str, evaluate: str, name: str, registry: str, root: str, run: str, examples: Any, model: Any, evaluation: Any,
-    serving_check: Any, verdict: Any, pushed_model: Any,
+    serving_check: Any, verdict: Any, pushed_model: Any, report: Any,
 ) -> None:  # fmt: skip
     """A blessed model → the next version in the registry, and the champion.
 
     Where another run made a champion in the meantime, the model is judged again, against that one; if it is then not
-    blessed, its version stays in the registry and the champion stays the champion.
+    blessed, its version stays in the registry and the champion stays the champion. Record, model card and page are of the
+    judgement that counted: an overtaken version, which never changes, is followed by another with the later judgement.
     """
     from trainer.evaluate import EVALUATION_FILE, write_json
-    from trainer.model_card import CARD_FILE, model_card
-    from trainer.registry_files import version_folder
     from trainer.serving import SERVING_FILE
     from trainer.verdict import VERDICT_FILE, judge
 
     config = parse_json(PushConfig, push, path="push")
     rules = parse_json(EvaluateConfig, evaluate, path="evaluate")
     decision, found = _read(verdict, VERDICT_FILE), _read(evaluation, EVALUATION_FILE)
-    checked, training = _read(serving_check, SERVING_FILE), _read(model, "train.json")
+    checked = _read(serving_check, SERVING_FILE)
     models = Registry(registry, name)
+    Path(pushed_model.path).mkdir(parents=True, exist_ok=True)
+    while True:
+        champion = models.champion()
+        if (champion and champion.number) != decision["baseline_version"]:
+            found = _measured(rules, models, Path(examples.path), Path(model.path))
+            decision = judge(rules, found, checked)
+            say(f"judged again: {decision['verdict']}: " + "; ".join(decision["reasons"]))
+            write_json(Path(pushed_model.path) / VERDICT_FILE, decision)
+            write_json(Path(pushed_model.path) / EVALUATION_FILE, found)
+            _note_verdict(root, run, decision, found, getattr(report, "uri", report.path))
+        version = _published(models, name, rules, found, decision, checked, model)
+        if not decision["blessed"]:
+            break
+        try:
+            models.promote(version.number, decision["baseline_version"], "; ".join(decision["reasons"]))
+            break
+        except Conflict as conflict:
+            say(f"{conflict}")
+    _write_text(report, _page(name, rules, found, decision, checked, model))
+    pushed_model.metadata.update(version=version.number, promoted=decision["blessed"], registry_uri=version.uri)
+    if not decision["blessed"]:
+        say(f"version {version.number} is kept and was not promoted: {version.uri}")
+        return
+    models.retain(config.keep_versions)
+    said = {"name": name, "version": version.number, "uri": version.uri, "digest": found["model_digest"]}
+    (Path(pushed_model.path) / "version.json").write_text(json.dumps(said) + "\n", encoding="utf-8")
+    note(root, run, "pushed", {"version": version.number, "uri": version.uri})
+    say(f"promoted: version {version.number} in {version.uri}")
+
+
+def _published(
+    models: Registry,
+    name: str,
+    rules: EvaluateConfig,
+    found: dict[str, Any],
+    decision: dict[str, Any],
+    checked: dict[str, Any],
+    model: Any,
+) -> Version:
+    """The next version, with a card and a record of this judgement."""
+    from trainer.model_card import CARD_FILE, model_card
+    from trainer.registry_files import version_folder
+
+    training = _read(model, "train.json")
     with tempfile.TemporaryDirectory() as temporary:
         folder = version_folder(Path(model.path), Path(temporary) / "version")
-        card = model_card(name, found, decision, training, checked)
-        (folder / CARD_FILE).write_text(card, encoding="utf-8")
+        (folder / CARD_FILE).write_text(model_card(name, found, decision, training, checked), encoding="utf-8")
         record = {
             "metrics": found["metrics"],
             "intervals": found["intervals"],
@@ -326,29 +437,35 @@ def push_model(
             "evaluate": rules.model_dump(mode="json"),
             "run": os.environ.get("TRIREME_RUN_DIR") or os.environ.get("KFP_RUN_ID"),
         }
-        version = models.publish(folder, record)
-    Path(pushed_model.path).mkdir(parents=True, exist_ok=True)
-    while decision["blessed"]:
-        try:
-            models.promote(version.number, decision["baseline_version"], "; ".join(decision["reasons"]))
-            break
-        except Conflict as conflict:
-            say(f"{conflict}")
-            found = _measured(rules, models, Path(examples.path), Path(model.path))
-            decision = judge(rules, found, checked)
-            say(f"judged again: {decision['verdict']}: " + "; ".join(decision["reasons"]))
-            write_json(Path(pushed_model.path) / VERDICT_FILE, decision)
-            write_json(Path(pushed_model.path) / EVALUATION_FILE, found)
-            _note_verdict(root, run, decision, found, None)
-    pushed_model.metadata.update(version=version.number, promoted=decision["blessed"], registry_uri=version.uri)
-    if not decision["blessed"]:
-        say(f"version {version.number} is kept and was not promoted: {version.uri}")
-        return
-    models.retain(config.keep_versions)
-    said = {"name": name, "version": version.number, "uri": version.uri, "digest": found["model_digest"]}
-    (Path(pushed_model.path) / "version.json").write_text(json.dumps(said) + "\n", encoding="utf-8")
-    note(root, run, "pushed", {"version": version.number, "uri": version.uri})
-    say(f"promoted: version {version.number} in {version.uri}")
+        return models.publish(folder, record)
+
+
+def _page(
+    name: str,
+    config: EvaluateConfig,
+    found: dict[str, Any],
+    decision: dict[str, Any],
+    checked: dict[str, Any],
+    model: Any,
+) -> str:
+    """The HTML page of a judgement."""
+    from trainer.report import render
+
+    history = [json.loads(line) for line in (Path(model.path) / "history.jsonl").read_text().splitlines()]
+    details = {
+        "name": name,
+        "training": _read(model, "train.json"),
+        "evaluate": config.model_dump(mode="json"),
+        "serving": checked.get("measured", {}),
+        "digests": decision["digests"],
+        **provenance(),
+    }
+    return render(found, decision, history, details)
+
+
+def _write_text(artifact: Any, text: str) -> None:
+    Path(artifact.path).parent.mkdir(parents=True, exist_ok=True)
+    Path(artifact.path).write_text(text, encoding="utf-8")
 
 
 @_task("record-outcome")
@@ -392,10 +509,14 @@ def _present(artifact: Any, file: str) -> None:
         WorldFailure: The artifact is not there.
     """
     if not (Path(artifact.path) / file).is_file():
-        raise WorldFailure(
-            f"{artifact.uri}: holds no {file}; if it came from the cache, it was deleted since: run once with"
-            " --set cluster.cache=false, which makes it anew"
-        )
+        raise _deleted_since(artifact.uri, file)
+
+
+def _deleted_since(uri: str, file: str) -> WorldFailure:
+    return WorldFailure(
+        f"{uri}: holds no {file}; if it came from the cache, it was deleted since: run once with"
+        " --set cluster.cache=false, which makes it anew"
+    )
 
 
 def _notify(config: NotifyConfig, ended: dict[str, Any], root: str, run: str) -> None:
@@ -426,17 +547,13 @@ def _notify(config: NotifyConfig, ended: dict[str, Any], root: str, run: str) ->
         say(sentence)
 
 
-def _note_failure(name: str, function: Callable, args: tuple, kwargs: dict, code: int, message: str) -> None:
-    """Leaves the first error line for the exit task, where the task knows its root and its run."""
-    import inspect
-
+def _place(function: Callable, args: tuple, kwargs: dict) -> tuple[str | None, str | None]:
+    """Root and run that a task was given, as far as it was."""
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
     except TypeError:
-        return
-    run = given.get("run") or os.environ.get("TRIREME_RUN")
-    if run and given.get("root"):
-        note(given["root"], run, "failure", {"task": name, "error": message.splitlines()[0], "exit_code": code})
+        return None, None
+    return given.get("root"), given.get("run") or os.environ.get("TRIREME_RUN")
 
 
 def _measured(config: EvaluateConfig, champions: Registry, examples: Path, model: Path) -> dict[str, Any]:
@@ -483,6 +600,8 @@ def _record(name: str, fields: dict[str, Any], started: float) -> None:
     if not folder:
         return
     record = {"task": name, **fields, "seconds": round(time.monotonic() - started, 3)}
+    if "TRIREME_REVISION" in os.environ:  # in an image, whose packages and code whoever watches cannot see
+        record["provenance"] = provenance()
     try:
         (Path(folder) / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
         (Path(folder) / RECORDS_FOLDER / f"{name}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")

@@ -91,6 +91,8 @@ def _slice_rules(
             rule |= {"passed": None, "why": f"not judged: {examples}"}
         elif rule["found"] is None:
             rule |= {"passed": None, "why": "not judged: not defined on these examples"}
+        elif threshold.confidence == "bound" and rule["bound"] is None:
+            rule |= {"passed": None, "why": f"not judged: {rule['why']}"}
         yield rule
 
 
@@ -112,7 +114,7 @@ def _value_rule(config: EvaluateConfig, metric: str, threshold: Threshold, found
         "bound": bound,
         "baseline": None,
         "passed": passed and value is not None,
-        "why": _why(value, bound, None, threshold),
+        "why": _why(value, bound, None, threshold, needed=found.get("needed", {}).get(metric)),
     }
 
 
@@ -145,7 +147,7 @@ def _change_rule(
         "baseline": baseline,
         "p_value": changes.get("p_value"),
         "passed": decisive is not None and decisive >= wanted - _SLACK,
-        "why": _why(value, bound, baseline, threshold, gain),
+        "why": _why(value, bound, baseline, threshold, gain, needed=found.get("needed", {}).get(metric)),
     }
 
 
@@ -184,7 +186,13 @@ def _for_certain(config: EvaluateConfig, threshold: Threshold) -> str:
 
 
 def _why(
-    value: float | None, bound: float | None, baseline: float | None, threshold: Threshold, gain: float | None = None
+    value: float | None,
+    bound: float | None,
+    baseline: float | None,
+    threshold: Threshold,
+    gain: float | None = None,
+    *,
+    needed: int | None = None,
 ) -> str:
     if value is None:
         return "it is not defined on these examples"
@@ -193,7 +201,8 @@ def _why(
         told += f" against {baseline:.4f}"
     if threshold.confidence == "bound":
         of = " of the gain" if gain is not None else ""
-        told += f", and its interval{of} cannot be given" if bound is None else f", with the bound{of} at {bound:.4f}"
+        missing = f"no interval{of} is given" + (f" for fewer than {needed} examples" if needed else "")
+        told += f", and {missing}" if bound is None else f", with the bound{of} at {bound:.4f}"
     return told
 
 

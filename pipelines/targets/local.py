@@ -81,6 +81,8 @@ def run(config: Config, root: str | Path, runner: str, display: Any) -> Outcome:
     Raises:
         BadInput: The root cannot be written, or there is no Docker engine.
     """
+    if not str(root):
+        raise BadInput("--root = : names no folder")
     remote = str(root) if is_remote(root) else None
     root = (Path("output") if remote else Path(root)).expanduser().absolute()
     tasks = Containers(config, root) if runner == "docker" else Processes()
@@ -107,13 +109,15 @@ def _new_run_folder(config: Config, root: Path) -> Path:
 
 def _execute(work: _Run) -> BaseException | None:
     """Runs the pipeline to its end; what stopped it, if anything did."""
-    from kfp import components, local
+    from kfp import components, dsl, local
 
     from pipelines.training import compile_pipeline, places_of
 
     package = work.folder / "pipeline.yaml"
     compile_pipeline(work.config, package)
-    document, *others = yaml.safe_load_all(package.read_text(encoding="utf-8"))
+    moment = datetime.now(UTC).isoformat(timespec="seconds")  # kfp's local runner cannot tell it
+    text = package.read_text(encoding="utf-8").replace(dsl.PIPELINE_JOB_SCHEDULE_TIME_UTC_PLACEHOLDER, moment)
+    document, *others = yaml.safe_load_all(text)
     _drop_retries(document)
     work.tasks.adapt(document)
     pipeline = components.load_component_from_text(yaml.safe_dump_all([document, *others]))
@@ -221,7 +225,7 @@ def _conclude(work: _Run, failure: BaseException | None) -> Outcome:
         "artifacts": _shown_artifacts(work, artifacts),
         "digests": {"examples": evaluation["data_digest"] if evaluation else None},
         "config": work.config.model_dump(mode="json"),
-        **provenance(),
+        **next((record["provenance"] for record in records.values() if "provenance" in record), provenance()),
         "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     pushed = _read(artifacts.get("pushed_model"), "version.json")

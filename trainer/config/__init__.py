@@ -5,6 +5,7 @@ Kubeflow Pipelines turns the integers of a dictionary into floats.
 """
 
 from trainer.config.data import (
+    SHARDS_FOR_MOST,
     CheckName,
     DataConfig,
     DataWindow,
@@ -15,6 +16,7 @@ from trainer.config.data import (
     ValidateConfig,
 )
 from trainer.config.evaluate import EvaluateConfig, OwnMetric, ServingConfig, Slicing, Threshold
+from trainer.config.launch import JOB_VARIABLE, JobConfig
 from trainer.config.release import Channel, Event, NotifyConfig, PushConfig, RetrainConfig
 from trainer.config.section import (
     OVERRIDDEN,
@@ -38,7 +40,9 @@ from trainer.config.train import (
 )
 
 __all__ = [
+    "JOB_VARIABLE",
     "OVERRIDDEN",
+    "SHARDS_FOR_MOST",
     "Augmentation",
     "Channel",
     "CheckName",
@@ -49,6 +53,7 @@ __all__ = [
     "Event",
     "Fraction",
     "GroupConfig",
+    "JobConfig",
     "KindName",
     "LearningRateSchedule",
     "NotifyConfig",

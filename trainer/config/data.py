@@ -9,6 +9,8 @@ from pydantic import Field
 
 from trainer.config.section import Fraction, PositiveInt, Problem, Section, text
 
+SHARDS_FOR_MOST = 16  # of a split that is large enough, so that groups of most sizes find the same data prepared
+
 
 class Splits(Section):
     """Which examples train, validate and test.
@@ -56,14 +58,17 @@ class RecordFeature(Section):
 
 
 class DataWindow(Section):
-    """The newest days of data that arrives day by day; `data.path` says `{date}` where the files' names have the day."""
+    """The newest days of data that arrives day by day, by a `{date}` in `data.path`, by a column, or by both."""
 
     days: Annotated[int, Field(ge=1, le=3660)]
     """How many whole days, in UTC."""
     delay_hours: Annotated[int, Field(ge=0)] = 0
     """How long after its end a day's data may still arrive."""
     until: text(r"\d{4}-\d{2}-\d{2}", "a day such as 2027-01-31") | None = None
-    """The last day, to repeat a run. None: from the moment at which the run begins."""
+    """The last day, to repeat a run. None: from the moment for which the run was scheduled, or at which it begins."""
+    column: Annotated[str, Field(min_length=1)] | None = None
+    """The column that holds each row's day: a date, a date and time (in UTC where it says no zone), or seconds since 1970.
+    It is no input unless `input_keys` names it. None: files are told apart, by `{date}` in their names."""
 
     def problems(self) -> Iterator[Problem]:
         """A day that no calendar has."""
@@ -90,16 +95,17 @@ class DataConfig(Section):
     """The other sources: a folder, a file or a pattern of files, here or as `gs://…`. `tfds`: the folder of a prepared
     version, such as `/data/mnist/3.0.1`, in place of `name`."""
     window: DataWindow | None = None
-    """The newest days only, where `path` has a `{date}`. None: everything."""
+    """The newest days only, by a `{date}` in `path` or by a column. None: everything."""
     data_dir: str | None = None
-    """`tfds` only: folder with builders that were prepared before, and where new ones are put. None: TFDS's default."""
+    """`tfds` only: folder or `gs://` prefix with builders that were prepared before, and where new ones are put. None: TFDS's
+    default folder."""
     download: bool = True
     """`tfds` only: whether preparation may fetch the dataset from its source when it is not in `data_dir`."""
     splits: Splits = Splits()
     """Which examples train, validate and test."""
     input_keys: list[str] | None = None
     """The features that the model is given. None: the builder's supervised input; of a table, every column but the
-    label, the weight and `splits.by`."""
+    label, the weight, `splits.by` and `window.column`."""
     label_key: str | None = None
     """The feature that is to be told. None: the builder's supervised target; an image folder's classes."""
     weight_key: str | None = None
@@ -123,8 +129,9 @@ class DataConfig(Section):
     """With `skip`: more bad records than this end the preparation after all."""
     shard_bytes: PositiveInt = 64 * 1024**2
     """About how large one file of the prepared dataset becomes."""
-    min_shards: PositiveInt = 1
-    """Fewest files a split is written to, so that as many workers can each take their own."""
+    min_shards: PositiveInt | None = None
+    """Fewest files a split is written to. None: 16, as far as each then holds 4 MB, and with more workers than that as many
+    as there are workers."""
 
     @property
     def subject(self) -> str:
@@ -155,8 +162,15 @@ class DataConfig(Section):
         if self.window is not None:
             for problem in self.window.problems():
                 yield problem._replace(path=f"window.{problem.path}")
-            if not dated or self.source == "tfds":
-                yield Problem("window", self.window.model_dump(), "needs a source of files, and {date} in data.path")
+            column = self.window.column
+            if self.source == "tfds":
+                yield Problem("window", self.window.model_dump(), "needs a source of files")
+            elif not dated and column is None:
+                yield Problem("window", self.window.model_dump(), "needs {date} in data.path, or a column")
+            elif column is not None and self.source == "image_folder":
+                yield Problem("window.column", column, "an image folder has no columns")
+            elif column is not None and column in (self.label_key, self.weight_key):
+                yield Problem("window.column", column, "is the label or the weight")
         elif dated:
             yield Problem("path", self.path, "has a {date}, and data.window does not say which days")
 
@@ -199,10 +213,14 @@ class DataConfig(Section):
             ("splits.by", [self.splits.by]),
             ("input_keys", self.input_keys or []),
             ("kinds", list(self.kinds)),
+            ("window.column", [self.window.column if self.window else None]),
         ):
             for key in keys:
                 if key is not None and key not in self.record_features and self.record_features:
                     yield Problem(setting, key, "is not in record_features")
+        dated = self.record_features.get(self.window.column or "") if self.window else None
+        if dated is not None and (dated.shape or dated.type == "float32"):
+            yield Problem("window.column", self.window.column, "must be one value of int64 or bytes")
         for name, feature in self.record_features.items():
             if feature.encoded and self.kinds.get(name) != "image":
                 yield Problem(f"record_features.{name}.encoded", True, f"only an image is; set kinds.{name} to image")

@@ -120,7 +120,8 @@ def _validated(model: type[S], data: Any) -> tuple[list[Problem], S | None]:
             section = model.model_validate_json(json.dumps(remaining))
         except ValidationError as error:
             found = error.errors(include_url=False)
-            wrong += [_problem(model, entry) for entry in found]
+            named = {problem.path for problem in wrong}  # what was left out for being wrong is not missing as well
+            wrong += [problem for entry in found if (problem := _problem(model, entry)).path not in named]
             remaining = _without(remaining, [_location(remaining, entry["loc"]) for entry in found])
             for name, info in model.model_fields.items():
                 if info.is_required() and name not in remaining and info.examples:

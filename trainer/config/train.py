@@ -172,6 +172,9 @@ class TrainConfig(Section):
     """First and last step that TensorFlow's profiler watches; the profile goes to `tensorboard_dir`."""
     cache_bytes: Annotated[int, Field(ge=0)] = 2 * 1024**3
     """A prepared split up to this size is held in memory; a larger one is streamed."""
+    read_shards: Literal["staged", "streamed"] = "staged"
+    """`staged`: shards are brought to this machine first and compared with their digests. `streamed`: TensorFlow itself reads
+    them in the bucket where the run keeps its data, in every epoch, and no disk is needed."""
     shuffle_buffer_bytes: PositiveInt = 256 * 1024**2
     """Memory of the shuffle buffer when a split is streamed."""
 

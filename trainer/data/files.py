@@ -79,11 +79,14 @@ def find_files(config: DataConfig, local: Path | None) -> list[SourceFile]:
     folder = local or Path(root).expanduser()
     if not folder.exists():
         raise BadInput(f"data.path = {json.dumps(config.path)}: does not exist")
-    names = sorted(
-        file.relative_to(folder).as_posix()
-        for file in folder.rglob("*")
-        if file.is_file() and not _hidden(file, folder)
-    )
+    if pattern is not None and not _MAGIC.search(pattern):  # one file, whatever else its folder holds
+        names = [pattern] if (folder / pattern).is_file() else []
+    else:
+        names = sorted(
+            file.relative_to(folder).as_posix()
+            for file in folder.rglob("*")
+            if file.is_file() and not _hidden(file, folder)
+        )
     shown = json.dumps(config.path)
     if config.splits.shares():
         found = [SourceFile(folder / name, name, None) for name in names if _belongs(name, pattern, config)]
@@ -105,24 +108,6 @@ def find_files(config: DataConfig, local: Path | None) -> list[SourceFile]:
     return [SourceFile(folder / name, name, taken[name]) for name in sorted(taken)]
 
 
-def count_files(config: DataConfig) -> int:
-    """How many files the source has, here or in a bucket; none is opened.
-
-    Raises:
-        BadInput: There are none.
-        WorldFailure: The bucket cannot be reached.
-    """
-    if not config.path.startswith("gs://"):
-        return len(find_files(config, None))
-    from trainer.storage import list_names
-
-    root, pattern = _root(config.path)
-    found = [name for name in list_names(root) if _belongs(name, pattern, config)]
-    if not found:
-        raise BadInput(f"data.path = {json.dumps(config.path)}: there are no such files")
-    return len(found)
-
-
 def content_identity(files: Sequence[SourceFile]) -> list[list[str | int | None]]:
     """Name, split, size and digest of each file: the same wherever the files stand."""
     found = []
@@ -134,10 +119,13 @@ def content_identity(files: Sequence[SourceFile]) -> list[list[str | int | None]
 
 
 def describe_files(config: DataConfig, files: Sequence[SourceFile]) -> dict[str, str | int | None]:
-    """Kind and names for a manifest; no folder, because the content is the same in another one."""
+    """Kind and names for a manifest; no folder, because the content is the same in another one, and no number of files
+    where a column says which rows are taken, because the same rows are the same content."""
     name = PurePosixPath(config.path.rstrip("/")).name
+    by_row = config.window is not None and config.window.column is not None
     given = {f"split.{split}": value for split, value in config.splits.named().items()}
-    return {"kind": config.source, "name": name, "num_files": len(files), **given, "split.by": config.splits.by}
+    num_files = None if by_row else len(files)
+    return {"kind": config.source, "name": name, "num_files": num_files, **given, "split.by": config.splits.by}
 
 
 def _root(path: str) -> tuple[str, str | None]:

@@ -9,6 +9,7 @@ an object's checksum counts; on disk the time of its last change does, so that a
 import hashlib
 import json
 import re
+from pathlib import Path
 
 from trainer import storage
 from trainer.config import DataConfig, DataWindow
@@ -40,15 +41,20 @@ def fingerprint(source: str, window: DataWindow | None = None) -> str:
 
 def wanted_files(source: str, window: DataWindow | None = None) -> dict[str, str]:
     """The files of a source by name, each with a text that changes when its content does."""
+    if not storage.is_remote(source):
+        source = str(Path(source).expanduser())
+        if Path(source).is_file():
+            stat = Path(source).stat()
+            return {Path(source).name: f"{stat.st_size}-{stat.st_mtime_ns}"}
     folder, pattern = _split(source)
     found = {
         name: version
         for name, version in storage.versions(folder).items()
         if pattern is None or is_wanted(name, pattern, window)
     }
-    if not found and pattern is None and "/" in source.rstrip("/"):  # one file
+    if not found and pattern is None and storage.is_remote(source):  # one object of a bucket
         folder, _, name = source.rstrip("/").rpartition("/")
-        found = {key: version for key, version in storage.versions(folder or "/").items() if key == name}
+        found = {key: version for key, version in storage.versions(folder).items() if key == name}
     return found
 
 

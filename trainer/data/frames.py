@@ -18,7 +18,7 @@ import google_crc32c
 _HEAD = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 _MASK = 0xA282EAD8
-_BUFFER = 4 * 1024**2
+_BUFFER = 1024**2
 
 
 class DamagedFile(ValueError):
@@ -36,22 +36,24 @@ class FrameWriter:
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb", buffering=0)
         self._digest, self._pending, self._size = hashlib.sha256(), [], 0
+        self._length, self._head = -1, b""
         self.num_bytes, self.sha256 = 0, ""
 
     def write(self, record: bytes) -> None:
         """Appends one record."""
-        length = len(record).to_bytes(8, "little")
-        self._pending += (length, _CRC.pack(_masked(length)), record, _CRC.pack(_masked(record)))
-        self._size += len(record) + 16
+        length = len(record)
+        if length != self._length:  # records are mostly as long as the one before
+            raw = length.to_bytes(8, "little")
+            self._length, self._head = length, raw + _CRC.pack(_masked(raw))
+        self._pending += (self._head, record, _CRC.pack(_masked(record)))
+        self._size += length + 16
         if self._size >= _BUFFER:
             self._flush()
 
     def _flush(self) -> None:
         block = b"".join(self._pending)
         self._digest.update(block)
-        view = memoryview(block)
-        while view:
-            view = view[self._file.write(view) :]
+        write_all(self._file, block)
         self.num_bytes += len(block)
         self._pending, self._size = [], 0
 
@@ -68,32 +70,59 @@ class FrameWriter:
             self._file.close()
 
 
+def write_all(file: Any, block: bytes) -> None:
+    """Writes to an unbuffered file, which may take less at a time than it is given."""
+    view = memoryview(block)
+    while view:
+        view = view[file.write(view) :]
+
+
 def read_frames(path: Path) -> Iterator[bytes]:
     """The records of a TFRecord file, each checked.
 
     Raises:
         DamagedFile: A checksum is wrong, or the file ends within a record; the rest cannot be trusted.
     """
-    with path.open("rb", buffering=_BUFFER) as file:
-        number = 0
-        while head := file.read(_HEAD.size):
+    with path.open("rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        block, place, number, known = b"", 0, 0, b""
+        while True:
             number += 1
-            if len(head) < _HEAD.size:
-                raise DamagedFile(f"ends within record {number}")
+            if len(block) - place < _HEAD.size:
+                block, place = _filled(file, block[place:], _HEAD.size), 0
+                if not block:
+                    return
+                if len(block) < _HEAD.size:
+                    raise DamagedFile(f"ends within record {number}")
+            start = place + _HEAD.size
+            head = block[place:start]
             length, crc = _HEAD.unpack(head)
-            if crc != _masked(head[:8]):
-                raise DamagedFile(f"the length of record {number} is damaged")
-            record, tail = _exactly(file, length), file.read(_CRC.size)
-            if record is None or len(tail) < _CRC.size:
-                raise DamagedFile(f"ends within record {number}")
-            if _CRC.unpack(tail)[0] != _masked(record):
+            if head != known:  # records are mostly as long as the one before
+                if crc != _masked(head[:8]):
+                    raise DamagedFile(f"the length of record {number} is damaged")
+                if length > size:  # said before so much memory is asked for
+                    raise DamagedFile(f"ends within record {number}")
+                known = head
+            whole = _HEAD.size + length + _CRC.size
+            if len(block) - place < whole:
+                block, place, start = _filled(file, block[place:], whole), 0, _HEAD.size
+                if len(block) < whole:
+                    raise DamagedFile(f"ends within record {number}")
+            end = start + length
+            record = block[start:end]
+            if _CRC.unpack_from(block, end)[0] != _masked(record):
                 raise DamagedFile(f"record {number} is damaged")
             yield record
+            place = end + _CRC.size
 
 
-def _exactly(file: Any, length: int) -> bytes | None:
-    record = file.read(length)
-    return record if len(record) == length else None
+def _filled(file: Any, rest: bytes, wanted: int) -> bytes:
+    """The rest of a block and what follows it: at least `wanted` bytes, fewer only at the file's end."""
+    pieces, missing = [rest], max(_BUFFER, wanted - len(rest))
+    while missing and (piece := file.read(missing)):
+        pieces.append(piece)
+        missing -= len(piece)
+    return b"".join(pieces)
 
 
 def _masked(data: bytes) -> int:

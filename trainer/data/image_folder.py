@@ -5,12 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import numpy as np
-
 from trainer.config import DataConfig
 from trainer.data.files import SourceFile, content_identity, describe_files, find_files
 from trainer.data.manifest import Feature
-from trainer.data.pictures import BadImage, decode
+from trainer.data.pictures import decode_all, first_size
 from trainer.data.source import BadRecord, Chunk, Part
 from trainer.errors import BadInput
 
@@ -54,26 +52,18 @@ class ImageFolderSource:
     def read(self, part: Part) -> Iterator[Chunk]:
         """Decoded images and their classes."""
         first, last = part.place
+        shape, resize = self.features["image"].shape, self._config.image_size is not None
         for start in range(first, last, _CHUNK):
-            places = range(start, min(start + _CHUNK, last))
-            images, labels, sizes, bad = [], [], [], []
-            for place in places:
-                try:
-                    pixels, before = self._decode(self._files[place])
-                except BadImage as error:
-                    bad.append(BadRecord(self._files[place].name, 0, str(error)))
-                    continue
-                images.append(pixels)
-                labels.append(self._classes[place])
-                sizes.append(f"{before[0]}×{before[1]}")
-            yield Chunk({"image": np.array(images)}, labels, image_sizes={"image": sizes}, bad=bad)
-
-    def _decode(self, file: SourceFile) -> tuple[np.ndarray, tuple[int, int]]:
-        pixels, before = decode(file.path.read_bytes(), self._config.image_size, self._channels)
-        wanted = self.features["image"].shape
-        if pixels.shape != wanted:
-            raise BadImage(f"has {before[0]}×{before[1]} pixels, not {wanted[0]}×{wanted[1]}; set data.image_size")
-        return pixels, before
+            files = self._files[start : min(start + _CHUNK, last)]
+            classes = self._classes[start : start + len(files)]
+            pixels, sizes, faults = decode_all([file.path.read_bytes() for file in files], shape, resize=resize)
+            kept = [place for place in range(len(files)) if place not in faults]
+            yield Chunk(
+                {"image": pixels[kept]},
+                [classes[place] for place in kept],
+                image_sizes={"image": [sizes[place] for place in kept]},
+                bad=[BadRecord(files[place].name, 0, fault) for place, fault in sorted(faults.items())],
+            )
 
     def _class_of(self, file: SourceFile) -> str:
         folders = PurePosixPath(file.name).parts[:-1]
@@ -86,12 +76,10 @@ class ImageFolderSource:
         return folders[-1]
 
     def _first_size(self) -> tuple[int, int]:
-        for file in self._files[:100]:
-            try:
-                return decode(file.path.read_bytes(), None, self._channels)[1]
-            except BadImage:
-                continue
-        raise BadInput(f"data.path = {json.dumps(self._config.path)}: no image in it can be decoded")
+        size = first_size(file.path.read_bytes() for file in self._files[:100])
+        if size is None:
+            raise BadInput(f"data.path = {json.dumps(self._config.path)}: no image in it can be decoded")
+        return size
 
     def _cut(self) -> Iterator[Part]:
         """Runs of files of one split."""

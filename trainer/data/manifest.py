@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -139,10 +140,20 @@ def read_manifest(folder: Path) -> Manifest:
     file = folder / FILE_NAME
     if not file.is_file():
         raise BadInput(f"{folder}: holds no {FILE_NAME}, so it is not a prepared dataset")
-    manifest = parse_json(Manifest, file.read_text(encoding="utf-8"), path=str(file))
+    manifest = parse_json(Manifest, read_utf8(file), path=str(file))
     if manifest.digest != manifest.content_digest():
         raise BadInput(f"{file}: was altered (its digest is {manifest.content_digest()}, it says {manifest.digest})")
     return manifest
+
+
+def read_utf8(file: Path) -> str:
+    """A text file's content. Raises BadInput where there is none that can be read."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise BadInput(f"{file}: was altered: it is not UTF-8") from None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
@@ -163,14 +174,19 @@ def verify(folder: Path, manifest: Manifest, splits: list[str] | None = None) ->
     """
     _verify_file(folder / STATISTICS_FILE, manifest.statistics_sha256)
     for name in manifest.splits if splits is None else splits:
-        for shard in manifest.splits[name].shards:
-            file = folder / shard.name
-            if not file.is_file():
-                raise WorldFailure(f"{file}: is missing; prepare the data again")
-            size = file.stat().st_size
-            if size != shard.num_bytes:
-                raise WorldFailure(f"{file}: has {size} bytes instead of {shard.num_bytes}; prepare the data again")
-            _verify_file(file, shard.sha256)
+        verify_shards(folder, manifest.splits[name].shards)
+
+
+def verify_shards(folder: Path, shards: Sequence[Shard]) -> None:
+    """Compares shards with their sizes and digests; raises as `verify` does."""
+    for shard in shards:
+        file = folder / shard.name
+        if not file.is_file():
+            raise WorldFailure(f"{file}: is missing; prepare the data again")
+        size = file.stat().st_size
+        if size != shard.num_bytes:
+            raise WorldFailure(f"{file}: has {size} bytes instead of {shard.num_bytes}; prepare the data again")
+        _verify_file(file, shard.sha256)
 
 
 def _verify_file(file: Path, sha256: str) -> None:

@@ -10,7 +10,7 @@ shard takes one contiguous piece of each run.
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ import google_crc32c
 import numpy as np
 
 from trainer.config import DataConfig
+from trainer.data.frames import write_all
 from trainer.data.records import Encoder
 from trainer.data.source import BadRecord, Chunk, Source
 from trainer.data.splitting import Splitter, mixed
-from trainer.data.statistics import Collector, hash64
+from trainer.data.statistics import Collector, hash64, picked
 from trainer.errors import BadInput
 
 _RUN_BYTES = 16 * 1024**2
@@ -99,10 +100,10 @@ def write_part(
                 labels = [classes.setdefault(label, len(classes)) for label in chunk.labels]
             else:
                 labels = chunk.labels
-            for body, key, split, label in zip(
-                _bodies(encode, chunk, source.weight_name), keys(position, count), splits.tolist(), labels, strict=True
-            ):
-                writer.add(body, key, split, label)
+            columns = (
+                chunk.columns if source.weight_name is None else chunk.columns | {source.weight_name: chunk.weights}
+            )
+            writer.add(encode.encode_all(columns), keys(position, count), splits, labels)
             position += count
             advance(position)
         runs = writer.finish()
@@ -117,7 +118,8 @@ def write_part(
     # Nothing here waits for the disk: a part that a crash of the machine damaged is read again.
     partial = done.with_suffix(".partial")
     files = sorted(file for file in folder.glob(f"part-{number:05d}.*") if file not in (done, partial))
-    summary["checksums"] = {file.name: _checksum(file) for file in files}
+    summary["checksums"] = {file.name: _checksum(file) for file in files if file != writer.path}
+    summary["checksums"][writer.path.name] = writer.crc
     partial.write_text(json.dumps(summary), encoding="utf-8")
     partial.rename(done)
     return summary
@@ -159,44 +161,56 @@ def _checksum(file: Path) -> int:
 
 
 class _RunWriter:
-    """Collects records and writes them out in sorted runs."""
+    """Collects records and writes them out in sorted runs.
+
+    Attributes:
+        path: The file of the records.
+        crc: CRC-32C of what was written there.
+    """
 
     def __init__(self, folder: Path, number: int) -> None:
         self._stem = folder / f"part-{number:05d}"
-        self._file = self._stem.with_suffix(".records").open("wb")
+        self.path, self.crc = self._stem.with_suffix(".records"), 0
+        self._file = self.path.open("wb", buffering=0)
         self._runs: list[dict[str, Any]] = []
         self._columns: list[list[np.ndarray]] = [[], [], [], []]  # keys, lengths, labels, hashes
         self._offset = self._rows = 0
         self._clear()
 
     def _clear(self) -> None:
-        self._bodies: list[bytes] = []
-        self._keys: list[int] = []
-        self._splits: list[int] = []
+        self._bodies: list[bytes | memoryview] = []
+        self._keys: list[np.ndarray] = []
+        self._splits: list[np.ndarray] = []
         self._labels: list[float] = []
         self._size = 0
 
-    def add(self, body: bytes, key: int, split: int, label: float) -> None:
-        self._bodies.append(body)
-        self._keys.append(key)
-        self._splits.append(split)
-        self._labels.append(label)
-        self._size += len(body)
+    def add(
+        self, bodies: Sequence[bytes | memoryview], keys: np.ndarray, splits: np.ndarray, labels: Sequence[float]
+    ) -> None:
+        self._bodies += bodies
+        self._keys.append(keys)
+        self._splits.append(splits)
+        self._labels += labels
+        self._size += sum(map(len, bodies))
         if self._size >= _RUN_BYTES:
             self._flush()
 
     def _flush(self) -> None:
         if not self._bodies:
             return
-        keys, splits = np.array(self._keys, np.uint64), np.array(self._splits, np.uint8)
+        keys, splits = np.concatenate(self._keys), np.concatenate(self._splits)
         order = np.lexsort((keys, splits))
-        bodies = [self._bodies[place] for place in order]
+        bodies = [self._bodies[place] for place in order.tolist()]
         lengths = np.array([len(body) for body in bodies], np.uint32)
-        self._file.writelines(bodies)
-        columns = (keys[order], lengths, np.array(self._labels, np.float64)[order], _content_hashes(bodies))
+        block = b"".join(bodies)
+        write_all(self._file, block)
+        self.crc = google_crc32c.extend(self.crc, block)
+        ends = np.cumsum(lengths, dtype=np.int64)
+        hashes = _content_hashes(block, ends.tolist())
+        columns = (keys[order], lengths, np.array(self._labels, np.float64)[order], hashes)
         for kept, new in zip(self._columns, columns, strict=True):
             kept.append(new)
-        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        ends = np.concatenate([[0], ends])
         edges = np.searchsorted(splits[order], np.arange(256))
         for split in np.unique(splits).tolist():
             first, last = int(edges[split]), int(edges[split + 1])
@@ -217,7 +231,6 @@ class _RunWriter:
 
     def finish(self) -> list[dict[str, Any]]:
         self._flush()
-        self._file.flush()
         types = (np.uint64, np.uint32, np.float64, np.uint64)
         for name, column, kind in zip(("keys", "lengths", "labels", "hashes"), self._columns, types, strict=True):
             whole = np.concatenate([np.empty(0, kind), *column]).astype(kind)
@@ -225,12 +238,12 @@ class _RunWriter:
         return self._runs
 
 
-def _keys(seed: int, number: int) -> Callable[[int, int], list[int]]:
+def _keys(seed: int, number: int) -> Callable[[int, int], np.ndarray]:
     base = np.uint64(hash64(f"{seed}/{number}"))
 
-    def keys(start: int, count: int) -> list[int]:
+    def keys(start: int, count: int) -> np.ndarray:
         with np.errstate(over="ignore"):
-            return mixed(base ^ mixed(np.arange(start, start + count, dtype=np.uint64))).tolist()
+            return mixed(base ^ mixed(np.arange(start, start + count, dtype=np.uint64)))
 
     return keys
 
@@ -247,14 +260,6 @@ def _assigner(plan: Plan, split: str | None) -> Callable[[int, int, Chunk], np.n
     return assign
 
 
-def _bodies(encode: Encoder, chunk: Chunk, weight: str | None) -> Iterator[bytes]:
-    columns = dict(chunk.columns)
-    if weight is not None:
-        columns[weight] = chunk.weights
-    names = list(columns)
-    return (encode(dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True))
-
-
 def _counters(source: Source) -> dict[str, Collector]:
     found = {name: Collector(feature.kind) for name, feature in source.features.items()}
     found[source.label_name] = Collector("category" if source.is_classification else "number")
@@ -266,31 +271,28 @@ def _count(
 ) -> None:
     present = np.unique(splits).tolist()
     for split in present:
-        whole = len(present) == 1
-        rows = None if whole else np.flatnonzero(splits == split).tolist()
+        rows = None if len(present) == 1 else np.flatnonzero(splits == split)
         found = counters[names[split]]
         for name, values in chunk.columns.items():
-            found[name].add(values if whole else _picked(values, rows))
-            if name in chunk.image_sizes:
-                found[name].count_sizes(_picked(chunk.image_sizes[name], rows) if rows else chunk.image_sizes[name])
-        found[source.label_name].add(chunk.labels if whole else _picked(chunk.labels, rows))
+            found[name].add(values, rows)
+            if (sizes := chunk.image_sizes.get(name)) is not None:
+                found[name].count_sizes(sizes if rows is None else picked(sizes, rows))
+        found[source.label_name].add(chunk.labels, rows)
 
 
-def _picked(values: Any, rows: list[int]) -> Any:
-    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows]
-
-
-def _content_hashes(bodies: list[bytes]) -> np.ndarray:
+def _content_hashes(block: bytes, ends: list[int]) -> np.ndarray:
     """64 bits of each record's features, to find the same example again. Long ones by two checksums, which are ten
     times quicker than a hash and good enough between records that were not made to collide."""
-    found = np.empty(len(bodies), np.uint64)
-    for place, body in enumerate(bodies):
-        if len(body) < _SHORT_RECORD:
-            found[place] = int.from_bytes(hashlib.blake2b(body, digest_size=8).digest(), "little")
+    value = google_crc32c.value
+    found, start = [], 0
+    for end in ends:
+        if end - start < _SHORT_RECORD:
+            found.append(int.from_bytes(hashlib.blake2b(block[start:end], digest_size=8).digest(), "little"))
         else:
-            half = len(body) // 2
-            found[place] = google_crc32c.value(body[:half]) << 32 | google_crc32c.value(body[half:])
-    return found
+            middle = start + (end - start) // 2
+            found.append(value(block[start:middle]) << 32 | value(block[middle:end]))
+        start = end
+    return np.array(found, np.uint64)
 
 
 def merged_statistics(folder: Path, num_parts: int, split_names: list[str]) -> dict[str, dict[str, Collector]]:

@@ -1,67 +1,112 @@
-"""Encoded image files → pixels of one size, checked before they are unpacked.
+"""Image files of a source → pixels, as the exported model will decode them when it is asked.
 
-pixels, size = decode(data, size=(32, 32), channels=3)
+pixels, sizes, faults = decode_all(files, shape=(32, 32, 3), resize=True)
 """
 
-import io
-import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP")
-_MOST_PIXELS = 64 * 1024**2  # a file of 2 KB can claim 13,000 × 13,000
+from trainer.image_bytes import ANIMATED, TOO_LARGE, UNKNOWN, decode_image, decode_images
 
 
 class BadImage(ValueError):
     """Data that is not an image we can use; the message says why."""
 
 
-def decode(data: bytes, size: tuple[int, int] | None, channels: int) -> tuple[np.ndarray, tuple[int, int]]:
-    """Decodes one image; its EXIF rotation is applied, transparency is laid on black.
+def decode_all(
+    files: Sequence[bytes], shape: tuple[int, ...], *, resize: bool
+) -> tuple[np.ndarray, list[str], dict[int, str]]:
+    """Decodes images by the rules of `trainer.image_bytes`.
 
     Args:
-        data: A JPEG, PNG, GIF (first picture), BMP or WebP file.
-        size: Height and width to resize to, smoothly. None: its own.
-        channels: 1 for grey, 3 for colour.
+        files: JPEG, PNG, BMP and WebP files.
+        shape: Height, width and channels (1 or 3).
+        resize: Whether images of another size are resized, smoothly, or faulty.
 
     Returns:
-        Pixels [height, width, channels] uint8, and height and width before resizing.
-
-    Raises:
-        BadImage: It cannot be decoded, or is too large.
+        Pixels [files, *shape] uint8; `height×width` of each before it was resized; faults by place. Where a file is
+        faulty, the others mean nothing.
     """
-    from PIL import Image, ImageOps
+    import tensorflow as tf
+
+    found = _all_compiled(tuple(shape))(tf.constant(list(files), tf.string))
+    pixels, sizes, ok = (values.numpy() for values in found)
+    faults = {int(place): _fault(files[place]) for place in np.flatnonzero(~ok)}
+    if not resize:
+        for place in np.flatnonzero(ok & (sizes != shape[:2]).any(axis=1)).tolist():
+            height, width = sizes[place]
+            faults[place] = f"has {height}×{width} pixels, not {shape[0]}×{shape[1]}; set data.image_size"
+    return pixels, [f"{height}×{width}" for height, width in sizes], faults
+
+
+def decode_columns(
+    columns: Mapping[str, Sequence[bytes]], shapes: Mapping[str, tuple[int, ...]], *, resize: bool
+) -> tuple[dict[str, np.ndarray], dict[str, list[str]], dict[int, str]]:
+    """Decodes the image columns of some rows, as `decode_all` does.
+
+    Args:
+        columns: Image files by column.
+        shapes: Height, width and channels by column.
+        resize: Whether images of another size are resized or faulty.
+
+    Returns:
+        Pixels and sizes by column, and faults by row, each with its column's name in front.
+    """
+    pixels, sizes, faults = {}, {}, {}
+    for name, files in columns.items():
+        pixels[name], sizes[name], found = decode_all(files, shapes[name], resize=resize)
+        faults |= {row: f"{name} {fault}" for row, fault in found.items() if row not in faults}
+    return pixels, sizes, faults
+
+
+def first_size(files: Iterable[bytes]) -> tuple[int, int] | None:
+    """Height and width of the first image that can be decoded."""
+    for data in files:
+        try:
+            return _size(data)
+        except BadImage:
+            continue
+    return None
+
+
+def _fault(data: bytes) -> str:
+    try:
+        _size(data)
+    except BadImage as error:
+        return str(error)
+    raise AssertionError("an image that is decoded alone was not decoded among others")
+
+
+def _size(data: bytes) -> tuple[int, int]:
+    import tensorflow as tf
 
     try:
-        with _opened(data) as image:
-            if image.width * image.height > _MOST_PIXELS:
-                raise BadImage(f"has more than {_MOST_PIXELS:,} pixels")
-            image = ImageOps.exif_transpose(image)
-            before = (image.height, image.width)
-            if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-                image = image.convert("RGBA")
-                image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
-            elif image.mode.startswith("I") or image.mode == "F":
-                raise BadImage(f"has pixels of mode {image.mode}, and 8 bits a channel are needed")
-            image = image.convert("L" if channels == 1 else "RGB")
-            if size is not None and before != tuple(size):
-                image = image.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-            pixels = np.asarray(image, np.uint8)
-    except BadImage:
-        raise
-    except Exception:  # a decoder meets anything in a damaged file, and its words hold addresses of this process
-        raise BadImage("is not a readable image") from None
-    return pixels.reshape(*pixels.shape[:2], channels), before
+        height, width = _compiled()(tf.constant(data)).numpy().tolist()
+    except tf.errors.InvalidArgumentError as error:
+        known = [reason for reason in (TOO_LARGE, UNKNOWN, ANIMATED) if reason in error.message]
+        raise BadImage(known[0] if known else "is not a readable image") from None
+    return height, width
 
 
-def _opened(data: bytes) -> Any:
-    """The image with its header read. Pillow's own opinion of large images is not asked: ours is stricter."""
-    from PIL import Image
+@cache
+def _compiled() -> Any:
+    import tensorflow as tf
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-        try:
-            return Image.open(io.BytesIO(data), formats=_FORMATS)
-        except Image.DecompressionBombError:
-            raise BadImage(f"has more than {_MOST_PIXELS:,} pixels") from None
+    def size(data: Any) -> Any:
+        pixels, own = decode_image(data, tf.constant([0, 0]), 3)
+        with tf.control_dependencies([pixels]):
+            return tf.identity(own)
+
+    return tf.function(size, input_signature=[tf.TensorSpec([], tf.string)], autograph=False)
+
+
+@cache
+def _all_compiled(shape: tuple[int, ...]) -> Any:
+    import tensorflow as tf
+
+    return tf.function(
+        lambda files: decode_images(files, shape), input_signature=[tf.TensorSpec([None], tf.string)], autograph=False
+    )

@@ -10,15 +10,13 @@ What a part or a shard leaves is complete before it counts: a preparation that w
 same source, configuration and seed give the same bytes on any machine, however many processes share the work.
 """
 
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,17 +25,29 @@ from trainer.atomic import aside
 from trainer.config import DataConfig
 from trainer.data.files import stage_files
 from trainer.data.frames import read_frames
-from trainer.data.manifest import FORMAT_VERSION, Label, Manifest, Shard, Split, read_manifest, verify, write_manifest
+from trainer.data.manifest import (
+    FILE_NAME,
+    FORMAT_VERSION,
+    Label,
+    Manifest,
+    Shard,
+    Split,
+    read_manifest,
+    verify,
+    write_manifest,
+)
 from trainer.data.parts import Plan, check_bad, merged_statistics
 from trainer.data.records import decode
+from trainer.data.shard_files import bring, link_file, locked
 from trainer.data.shards import Layout, count_shards, find_leaks
 from trainer.data.source import BadRecord, Source
 from trainer.data.sources import open_source
 from trainer.data.statistics import Statistics, write_statistics
+from trainer.data.window import days_of, settled
 from trainer.data.workers import open_workers
 from trainer.errors import BadInput, TriremeError, WorldFailure
 from trainer.progress import progress, say
-from trainer.storage import exists, is_remote, join, publish, stage
+from trainer.storage import exists, is_remote, join, list_names, publish, stage
 
 BAD_RECORDS_FILE = "bad_records.jsonl"
 STATISTICS_PAGE = "statistics.html"
@@ -70,6 +80,7 @@ def prepare(
         BadInput: The dataset, a split or a feature does not exist or does not fit; a record is bad.
         WorldFailure: The dataset could not be fetched, a process was killed, or the bucket cannot be reached.
     """
+    config = settled(config, datetime.now(UTC))  # once, so that a midnight in between changes nothing
     remote = store is not None and is_remote(store)
     kept_here = None if store is None or remote else Path(store)
     with stage_files(config, kept_here) as local:
@@ -90,12 +101,13 @@ def _kept(
     """The dataset in a store on this machine, prepared there if it must be."""
     key = _key(source, config, seed)
     kept = store / key
-    with _locked(_made(store) / f".{key}.lock"):
+    with locked(_made(store) / f".{key}.lock", "waiting for another run that prepares the same data"):
+        work = store / f".{key}.work"
         if manifest := _whole(kept):
+            shutil.rmtree(work, ignore_errors=True)  # of one that was killed when all was done
             say(f"reusing the prepared data {manifest.digest} ({_counts(manifest)})")
             return kept, manifest
         shutil.rmtree(kept, ignore_errors=True)  # damaged, or it would have been taken
-        work = store / f".{key}.work"
         manifest = _prepared(source, config, local, seed, kept, _made(work), num_workers)
         shutil.rmtree(work, ignore_errors=True)
         return kept, manifest
@@ -108,7 +120,9 @@ def _kept_in_bucket(
     """The dataset in a bucket, brought here; or prepared here and published there."""
     uri = join(store, _key(source, config, seed))
     if exists(uri):
-        staged = stage(uri, aside_ / "staged")
+        manifest = read_manifest(stage(uri, aside_ / "manifest", [FILE_NAME]))
+        staged = aside_ / "staged"
+        bring(uri, staged, manifest, list_names(uri))
         if manifest := _whole(staged):
             say(f"reusing the prepared data {manifest.digest} ({_counts(manifest)}) from {uri}")
             _make_room(folder)
@@ -190,6 +204,12 @@ def _layout(source: Source, config: DataConfig, summaries: list[dict[str, Any]])
             name = names[run["split"]]
             num_examples[name] += run["rows"][1] - run["rows"][0]
             num_bytes[name] += run["num_bytes"]
+    window = config.window
+    if window is not None and window.column is not None and not any(num_examples.values()):
+        days = days_of(window, datetime.now(UTC))
+        raise BadInput(
+            f"data.window.column = {json.dumps(window.column)}: no row's day is from {days[0]} to {days[-1]}"
+        )
     for name, count in num_examples.items():
         if count == 0:
             raise BadInput(f"data.splits.{name} = {json.dumps(config.splits.named()[name])}: holds no examples")
@@ -284,26 +304,11 @@ def _whole(folder: Path) -> Manifest | None:
     return manifest
 
 
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """One preparation of the same data at a time; whoever waited finds it done. The lock ends with its process."""
-    with file.open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another run that prepares the same data")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def _link_folder(source: Path, target: Path) -> None:
     """`target` becomes a copy of `source` that shares its files where the file system allows it."""
     with aside(target) as partial:
         for file in source.iterdir():
-            try:
-                os.link(file, partial / file.name)
-            except OSError:
-                shutil.copy2(file, partial / file.name)
+            link_file(file, partial / file.name)
 
 
 def _make_room(target: Path) -> None:

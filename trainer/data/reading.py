@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 
 from trainer.config import TrainConfig
-from trainer.data.manifest import Manifest, verify
+from trainer.data.manifest import Manifest
 from trainer.data.records import parser
+from trainer.data.shard_files import shard_files, shard_paths
 from trainer.errors import BadInput
+from trainer.storage import is_remote
 
 _FILES_AT_ONCE = 4  # fixed, because the order of the records follows from it
 _BATCHES_AHEAD = 16
+_READ_BYTES = 8 * 1024**2  # of a file at a time: in a bucket, one request
 _RECORDS_TOGETHER = 8
 _BATCHES_SORTED = 32  # batches in a row whose texts are sorted by length together
 
@@ -130,9 +133,8 @@ class StreamFeed:
 
     def first(self, count: int) -> tuple[Any, ...]:
         """The first examples as they were written."""
-        import tensorflow as tf
 
-        return self._parse(next(iter(tf.data.TFRecordDataset(self._files).batch(count))))
+        return self._parse(next(iter(_records(self._files).batch(count))))
 
     def iterator(self, strategy: Any, batch_size: int, first_epoch: int, start: int, num_epochs: int) -> Any:
         """Per-replica batches from example `start` of `first_epoch` on.
@@ -176,7 +178,7 @@ class StreamFeed:
         import tensorflow as tf
 
         records = tf.data.Dataset.from_tensor_slices(self._files).interleave(
-            lambda file: tf.data.TFRecordDataset(file, buffer_size=4 * 1024**2),
+            _records,
             cycle_length=_FILES_AT_ONCE, block_length=16, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True,
         )  # fmt: skip
         if not self._buffer:
@@ -194,14 +196,16 @@ def open_feed(
     """The split in memory where it fits `train.cache_bytes`, else as a stream. Its shards are verified first.
 
     Raises:
-        BadInput: Texts are to be bucketed and there are none, or they are not held in memory.
-        WorldFailure: A shard is missing or damaged.
+        BadInput: Texts are to be bucketed and there are none, or they are not held in memory; shards are to be streamed from
+            a bucket and are here.
+        WorldFailure: A shard is missing or damaged, or the bucket cannot be read.
     """
-    verify(folder, manifest, [split])
-    files = [str(folder / shard.name) for shard in manifest.splits[split].shards]
+    files = shard_files(folder, manifest, split)
+    if (config.read_shards == "streamed") != is_remote(files[0]):
+        raise BadInput(f"train.read_shards = {config.read_shards}: the shards of {folder} are {files[0]} and on")
     num_examples, num_bytes = manifest.splits[split].num_examples, manifest.splits[split].num_bytes
     if num_bytes <= config.cache_bytes:
-        batch = load_split(folder, manifest, split)
+        batch = _load(files, manifest, num_examples)
         lengths = _text_lengths(batch[0], manifest) if config.bucket_texts and shuffle else None
         return MemoryFeed(batch, seed, shuffle=shuffle, lengths=lengths, batch_size=config.global_batch_size)
     if config.bucket_texts:
@@ -224,11 +228,13 @@ def _text_lengths(features: dict[str, np.ndarray], manifest: Manifest) -> np.nda
 
 def load_split(folder: Path, manifest: Manifest, split: str) -> tuple[Any, ...]:
     """A whole split in the order it was written, as arrays: (features by name, labels) or (features, labels, weights)."""
+    return _load(shard_paths(folder, manifest, split), manifest, manifest.splits[split].num_examples)
+
+
+def _load(files: list[str], manifest: Manifest, num_examples: int) -> tuple[Any, ...]:
     import tensorflow as tf
 
-    files = [str(folder / shard.name) for shard in manifest.splits[split].shards]
-    num_examples = manifest.splits[split].num_examples
-    batches = tf.data.TFRecordDataset(files).batch(1024).map(parser(manifest))
+    batches = _records(files).batch(1024).map(parser(manifest)).prefetch(1)
     whole = tf.nest.map_structure(
         lambda spec: np.empty((num_examples, *spec.shape[1:]), spec.dtype.as_numpy_dtype), batches.element_spec
     )
@@ -238,5 +244,12 @@ def load_split(folder: Path, manifest: Manifest, split: str) -> tuple[Any, ...]:
         for target, values in zip(tf.nest.flatten(whole), tf.nest.flatten(batch), strict=True):
             target[done : done + count] = values
         done += count
-    assert done == num_examples, f"{split}: {done} records, the manifest says {num_examples}"
+    assert done == num_examples, f"{files[0]} and on: {done} records, the manifest says {num_examples}"
     return whole
+
+
+def _records(files: Any) -> Any:
+    """Serialized records of one file or of several in a row."""
+    import tensorflow as tf
+
+    return tf.data.TFRecordDataset(files, buffer_size=_READ_BYTES)

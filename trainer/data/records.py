@@ -9,7 +9,7 @@ The label is put in last, because the classes of a table are known only when all
 
 import math
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ class Encoder:
                     name, _FLOATS if feature.kind == "number" else _BYTES, width * math.prod(feature.shape)
                 )
             self._fields.append((name, feature.kind, prefix))
+        self._fixed = all(prefix is not None for _, _, prefix in self._fields)
 
     def __call__(self, values: Mapping[str, Any]) -> bytes:
         """Values by name: uint8 arrays, float32 arrays or numbers, text."""
@@ -53,6 +54,24 @@ class Encoder:
                 parts += (_before(name, _BYTES, len(raw)), raw)
         return b"".join(parts)
 
+    def encode_all(self, columns: Mapping[str, Sequence[Any]]) -> Sequence[bytes | memoryview]:
+        """Many examples, column by column: values by name [n, …]."""
+        if not self._fixed:
+            names = list(columns)
+            return [self(dict(zip(names, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+        count = len(next(iter(columns.values())))
+        if not count:
+            return []
+        # All records are as long, so each column is one copy.
+        pieces = []
+        for name, kind, prefix in self._fields:
+            values = np.asarray(columns[name], np.uint8 if kind == "image" else "<f4")
+            raw = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8)
+            pieces += (np.broadcast_to(np.frombuffer(prefix, np.uint8), (count, len(prefix))), raw)
+        whole = np.concatenate(pieces, axis=1)
+        block, length = memoryview(whole.reshape(-1)), whole.shape[1]
+        return [block[start : start + length] for start in range(0, len(block), length)]
+
 
 def label_entry(name: str, value: int | float) -> bytes:
     """The encoded label: a class index (int) or a number (float)."""
@@ -66,9 +85,9 @@ def label_entry(name: str, value: int | float) -> bytes:
     return b"\n" + _varint(len(entry)) + entry
 
 
-def finish(features: bytes, label: bytes) -> bytes:
+def finish(features: bytes | memoryview, label: bytes) -> bytes:
     """The record of encoded features and an encoded label."""
-    return b"\n" + _varint(len(features) + len(label)) + features + label
+    return b"".join((b"\n", _varint(len(features) + len(label)), features, label))
 
 
 def decode(record: bytes, features: Mapping[str, Feature]) -> dict[str, Any]:
@@ -120,6 +139,27 @@ class ExampleReader:
                 found[name] = _whole_numbers(raw)
             else:  # the last number does not end here, so this is another layout after all
                 return self._taken_apart(record)
+        return found
+
+    def read_all(self, records: Sequence[bytes]) -> dict[str, np.ndarray] | None:
+        """Many records that all look like the one before: by name bytes [n, length] uint8, or numbers [n, values] float32
+        or int64. None where they do not; then read them one by one."""
+        if any(len(record) != self._length for record in records):
+            return None
+        whole = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), -1)
+        if any((whole[:, a:b] != np.frombuffer(known, np.uint8)).any() for a, b, known in self._fixed):
+            return None
+        found = {}
+        for name, kind, start, end in self._lists:
+            raw = whole[:, start:end]
+            if kind == _FLOATS:
+                found[name] = np.ascontiguousarray(raw).view("<f4")
+            elif kind == _WHOLE:
+                if raw.max() >= 0x80:  # numbers of several bytes, which may be cut elsewhere in each record
+                    return None
+                found[name] = raw.astype(np.int64)
+            else:
+                found[name] = raw
         return found
 
     def _taken_apart(self, record: bytes) -> dict[str, list[Any]]:

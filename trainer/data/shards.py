@@ -3,6 +3,7 @@
 shard = write_shard(layout, "train", 3, work, folder)     # taken as it is where an earlier try finished it
 """
 
+import functools
 import json
 import math
 from collections.abc import Iterator
@@ -12,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from trainer.config import SHARDS_FOR_MOST
 from trainer.data.frames import FrameWriter
 from trainer.data.manifest import Shard
 from trainer.data.records import finish, label_entry
 
 _LEAK_PASS = 20_000_000  # content hashes that are compared at a time
 _RECORD_OVERHEAD = 64  # frame and label, about
+_SMALL_SHARD_BYTES = 4 * 1024**2
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,15 @@ class Layout:
         return f"{split}-{number:05d}-of-{self.num_shards[split]:05d}.tfrecord"
 
 
-def count_shards(num_examples: int, num_bytes: int, shard_bytes: int, min_shards: int) -> int:
-    """As many files as the size asks for, at least `min_shards`, and never more than examples."""
-    wanted = math.ceil((num_bytes + _RECORD_OVERHEAD * num_examples) / shard_bytes)
-    return max(1, min(max(wanted, min_shards), num_examples))
+def count_shards(num_examples: int, num_bytes: int, shard_bytes: int, min_shards: int | None) -> int:
+    """As many files as the size asks for, at least `min_shards`, and never more than examples.
+
+    Without `min_shards`: at least so many as share the reading of most groups of workers, where none becomes tiny.
+    """
+    total = num_bytes + _RECORD_OVERHEAD * num_examples
+    if min_shards is None:
+        min_shards = min(SHARDS_FOR_MOST, total // _SMALL_SHARD_BYTES)
+    return max(1, min(max(math.ceil(total / shard_bytes), min_shards), num_examples))
 
 
 def write_shard(layout: Layout, split: str, number: int, work: Path, folder: Path) -> Shard:
@@ -63,24 +71,25 @@ def write_shard(layout: Layout, split: str, number: int, work: Path, folder: Pat
         if path.stat().st_size == shard.num_bytes:
             return shard
     keys, bodies, labels = _gather(layout, split, number, work)
-    order = np.argsort(keys, kind="stable").tolist()
+    entry = label_entry if layout.class_names is None else functools.cache(label_entry)
     with FrameWriter(path) as writer:
-        for place in order:
-            label = labels[place]
-            value = label if layout.class_names is None else int(label)
-            writer.write(finish(bodies[place], label_entry(layout.label_name, value)))
-    shard = Shard(name=path.name, num_examples=len(order), num_bytes=writer.num_bytes, sha256=writer.sha256)
+        for place in np.argsort(keys, kind="stable").tolist():
+            writer.write(finish(bodies[place], entry(layout.label_name, labels[place])))
+    shard = Shard(name=path.name, num_examples=len(bodies), num_bytes=writer.num_bytes, sha256=writer.sha256)
     partial = done.with_suffix(".partial")
     partial.write_text(shard.to_json(), encoding="utf-8")
     partial.rename(done)
     return shard
 
 
-def _gather(layout: Layout, split: str, number: int, work: Path) -> tuple[np.ndarray, list[bytes], list[float]]:
+def _gather(
+    layout: Layout, split: str, number: int, work: Path
+) -> tuple[np.ndarray, list[memoryview], list[int | float]]:
     """Keys, records and labels of one range of keys, in the order of parts and runs."""
     count, place = layout.num_shards[split], layout.split_names.index(split)
     low, high = -(-(number << 64) // count), -(-((number + 1) << 64) // count)  # rounded up: key·count >> 64 == number
-    all_keys, bodies, labels = [np.empty(0, np.uint64)], [], []
+    all_keys, labels = [np.empty(0, np.uint64)], []
+    bodies: list[memoryview] = []
     for part in range(layout.num_parts):
         stem = work / f"part-{part:05d}"
         summary = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
@@ -122,8 +131,8 @@ def _class_places(class_names: list[str] | None, met: list[str]) -> np.ndarray |
     return np.array([places[name] for name in met], np.int64)
 
 
-def _cut(block: bytes, sizes: np.ndarray) -> Iterator[bytes]:
-    ends = np.cumsum(sizes).tolist()
+def _cut(data: bytes, sizes: np.ndarray) -> Iterator[memoryview]:
+    ends, block = np.cumsum(sizes).tolist(), memoryview(data)
     starts = [0, *ends[:-1]]
     return (block[start:end] for start, end in zip(starts, ends, strict=True))
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from trainer.config import Section, parse_json
-from trainer.data.manifest import STATISTICS_FILE, Kind, Manifest
+from trainer.data.manifest import STATISTICS_FILE, Kind, Manifest, read_utf8
 from trainer.errors import BadInput
 
 NUM_QUANTILES = 100
@@ -112,15 +112,27 @@ class Collector:
         self._numbers = _Numbers()
         self._values: Counter[str] = Counter()
         self._hashes: set[int] = set()
+        self._pixels = np.zeros(256, np.int64)
 
-    def add(self, values: Sequence[Any] | np.ndarray) -> None:
-        """Adds a batch: numbers [n, …], images (any sizes, uint8) or strings."""
+    def add(self, values: Sequence[Any] | np.ndarray, rows: np.ndarray | None = None) -> None:
+        """Adds a batch: numbers [n, …], images (any sizes, uint8) or strings.
+
+        Args:
+            values: The batch.
+            rows: Which of them count, as indices. None: all.
+        """
+        count = len(values) if rows is None else len(rows)
         if self.kind == "image":
             first = -self.num_examples % _PIXELS_EVERY
-            pixels = [np.asarray(image).reshape(-1) for image in values[first::_PIXELS_EVERY]]
+            looked_at = range(first, count, _PIXELS_EVERY) if rows is None else rows[first::_PIXELS_EVERY].tolist()
+            pixels = [np.asarray(values[place]).reshape(-1) for place in looked_at]
             if pixels:
-                self._numbers.add_counts(np.bincount(np.concatenate(pixels), minlength=256))
-        elif self.kind == "number":
+                self._pixels += np.bincount(np.concatenate(pixels), minlength=256)
+            self.num_examples += count
+            return
+        if rows is not None:
+            values = picked(values, rows)
+        if self.kind == "number":
             rows = (
                 np.asarray(values, np.float32).reshape(len(values), -1) if len(values) else np.empty((0, 1), np.float32)
             )
@@ -130,7 +142,7 @@ class Collector:
             self._add_hashes(np.unique(found).tolist())
         else:
             self._add_strings(list(values))
-        self.num_examples += len(values)
+        self.num_examples += count
 
     def count_sizes(self, sizes: Sequence[str]) -> None:
         """Adds the `height×width` of images as they were before they were resized."""
@@ -141,6 +153,7 @@ class Collector:
         self.num_examples += other.num_examples
         self.num_missing += other.num_missing
         self._numbers.merge(other._numbers)
+        self._pixels += other._pixels
         self._values.update(other._values)
         self._hashes |= other._hashes
         self._prune()
@@ -154,6 +167,7 @@ class Collector:
             return FeatureStatistics(**common, num_distinct=self._num_distinct(), values=values)
         numbers = self._numbers.summary()
         if self.kind == "image":
+            numbers = _Numbers.of_counts(self._pixels).summary()
             return FeatureStatistics(**common, **numbers, values=values)
         return FeatureStatistics(**common, **numbers, num_distinct=self._num_distinct(), values=values)
 
@@ -166,6 +180,7 @@ class Collector:
             "numbers": self._numbers.to_json(),
             "values": dict(self._values),
             "hashes": sorted(self._hashes),
+            "pixels": self._pixels.tolist(),
         }
 
     @classmethod
@@ -175,6 +190,7 @@ class Collector:
         made.num_examples, made.num_missing = state["num_examples"], state["num_missing"]
         made._numbers = _Numbers.from_json(state["numbers"])
         made._values, made._hashes = Counter(state["values"]), set(state["hashes"])
+        made._pixels = np.array(state["pixels"], np.int64)
         return made
 
     def _add_strings(self, values: list[str]) -> None:
@@ -209,6 +225,11 @@ class Collector:
             self._values = Counter(dict(kept))
 
 
+def picked(values: Any, rows: np.ndarray) -> Any:
+    """Some of a batch's values, an array or a list."""
+    return values[rows] if isinstance(values, np.ndarray) else [values[row] for row in rows.tolist()]
+
+
 class _Numbers:
     """Moments and a histogram. A bucket is an exponent and the first seven bits after it: 0.4 % of the value wide."""
 
@@ -231,18 +252,21 @@ class _Numbers:
         other.buckets = Counter(dict(zip(keys.tolist(), counts.tolist(), strict=True)))
         self.merge(other)
 
-    def add_counts(self, counts: np.ndarray) -> None:
-        """Adds whole numbers from 0 on by how often each is there."""
+    @classmethod
+    def of_counts(cls, counts: np.ndarray) -> "_Numbers":
+        """Those of whole numbers from 0 on, by how often each is there."""
+        made = cls()
         places = np.flatnonzero(counts)
+        if not len(places):
+            return made
         weights = counts[places].astype(np.float64)
-        other = _Numbers()
-        other.count, other.zeros = int(counts.sum()), int(counts[0])
-        other.mean = math.fsum(weights * places) / other.count
-        other.squares = math.fsum(weights * (places - other.mean) ** 2)
-        other.low, other.high = float(places[0]), float(places[-1])
+        made.count, made.zeros = int(counts.sum()), int(counts[0])
+        made.mean = math.fsum(weights * places) / made.count
+        made.squares = math.fsum(weights * (places - made.mean) ** 2)
+        made.low, made.high = float(places[0]), float(places[-1])
         for key, count in zip(_bucket(places.astype(np.float64)).tolist(), counts[places].tolist(), strict=True):
-            other.buckets[key] += count
-        self.merge(other)
+            made.buckets[key] += count
+        return made
 
     def merge(self, other: "_Numbers") -> None:
         """Chan, Golub, LeVeque: Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979."""
@@ -342,10 +366,7 @@ def read_statistics(folder: Path, manifest: Manifest) -> Statistics:
         BadInput: They are missing, or not those that the manifest speaks of.
     """
     file = folder / STATISTICS_FILE
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"{file}: cannot be read: {error.strerror}") from None
+    text = read_utf8(file)
     if hashlib.sha256(text.encode()).hexdigest() != manifest.statistics_sha256:
         raise BadInput(f"{file}: was altered; prepare the data again")
     return parse_json(Statistics, text, path=str(file))

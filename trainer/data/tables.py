@@ -17,13 +17,17 @@ import numpy as np
 from trainer.config import DataConfig, suggestion
 from trainer.data.files import SourceFile, content_identity, describe_files, find_files
 from trainer.data.manifest import Feature, Kind
-from trainer.data.pictures import BadImage, decode
-from trainer.data.rows import Row, column_names, num_groups, read_rows
+from trainer.data.pictures import decode_columns, first_size
+from trainer.data.rows import Row, column_names, num_groups, pieces, read_rows
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
+from trainer.data.window import Days
 from trainer.errors import BadInput
 from trainer.progress import say
 
 _CHUNK = 512
+_PIECE_BYTES = 32 * 1024**2
+_MOST_PIECES = 64  # of a file, because every shard looks into every part
+_IMAGE_CHUNK = 64  # files as they are, which may be large
 _SAMPLE_ROWS = 10_000
 _MOST_CLASS_NUMBERS = 20  # a label of whole numbers with at most so many values is taken for classes
 _FEWEST_WORDS = 3
@@ -45,7 +49,7 @@ class TableSource:
 
     def __init__(self, config: DataConfig, local: Path | None) -> None:
         self._config, self._form = config, config.source
-        self._files = find_files(config, local)
+        self._files, self._days = find_files(config, local), Days(config)
         self._missing = frozenset(config.missing_values if config.source in ("csv", "tsv") else ())
         sampled, known = self._first_columns()
         self._choose(known)
@@ -59,39 +63,52 @@ class TableSource:
         self.parts = list(self._cut())
 
     def identity(self) -> dict[str, Any]:
-        """Name and digest of every file."""
-        return {**self.description(), "files": content_identity(self._files)}
+        """Name and digest of every file, and the days of the rows."""
+        return {**self.description(), "files": content_identity(self._files), **self._days.identity()}
 
     def description(self) -> dict[str, str | int | None]:
         """Kind and names, for the manifest."""
         return describe_files(self._config, self._files)
 
     def read(self, part: Part) -> Iterator[Chunk]:
-        """The rows of a file, as values."""
-        place, group = part.place
+        """The rows of a piece of a file, as values."""
+        place, some = part.place
         file = self._files[place]
-        rows = read_rows(file.path, self._form, self._columns, group)
-        while some := list(islice(rows, _CHUNK)):
-            yield self._chunk(file, some)
+        rows = read_rows(file.path, self._form, self._columns, some)
+        has_images = "image" in self._kinds.values()
+        while chunk := list(islice(rows, _IMAGE_CHUNK if has_images else _CHUNK)):
+            yield self._chunk(file, chunk)
 
     def _chunk(self, file: SourceFile, rows: list[Row]) -> Chunk:
         kept: list[list[Any]] = []
-        sizes: dict[str, list[str]] = {name: [] for name, f in self.features.items() if f.kind == "image"}
+        numbers = []
         bad = []
+        day = self._columns.index(self._days.column) if self._days.column else None
         for row in rows:
             if row.fault is not None:
                 bad.append(BadRecord(file.name, row.number, row.fault))
                 continue
             try:
-                values, own_sizes = self._values(file, row.values)
-            except (BadImage, ValueError) as error:
+                if day is not None and not self._days.wants(row.values[day]):
+                    continue
+                kept.append(self._values(file, row.values))
+            except ValueError as error:
                 bad.append(BadRecord(file.name, row.number, str(error)))
                 continue
-            kept.append(values)
-            for name, size in own_sizes.items():
-                sizes[name].append(size)
+            numbers.append(row.number)
         columns = list(zip(*kept, strict=True)) if kept else [()] * len(self._columns)
-        by_key = dict(zip(self._columns, columns, strict=True))
+        by_key: dict[str, Sequence[Any]] = dict(zip(self._columns, columns, strict=True))
+        shapes = {key: self.features[name].shape for name, key in self._inputs.items() if self._kinds[key] == "image"}
+        sizes: dict[str, list[str]] = {key: [] for key in shapes}
+        if shapes and kept:
+            files = {key: by_key[key] for key in shapes}
+            pixels, sizes, faults = decode_columns(files, shapes, resize=self._config.image_size is not None)
+            bad = sorted(
+                [*bad, *(BadRecord(file.name, numbers[row], fault) for row, fault in faults.items())], key=_row
+            )
+            good = [row for row in range(len(kept)) if row not in faults]
+            by_key = {key: [values[row] for row in good] for key, values in (by_key | pixels).items()}
+            sizes = {key: [listed[row] for row in good] for key, listed in sizes.items()}
         return Chunk(
             {
                 name: np.array(by_key[key], np.float32) if self._kinds[key] == "number" else by_key[key]
@@ -100,12 +117,12 @@ class TableSource:
             by_key[self._label],
             by_key[self._config.weight_key] if self._config.weight_key else None,
             by_key[self._config.splits.by] if self._config.splits.by else None,
-            sizes,
+            {self._plain[key]: listed for key, listed in sizes.items()},
             bad,
         )
 
-    def _values(self, file: SourceFile, raw: Sequence[Any]) -> tuple[list[Any], dict[str, str]]:
-        found, sizes = [], {}
+    def _values(self, file: SourceFile, raw: Sequence[Any]) -> list[Any]:
+        found = []
         for key, value in zip(self._columns, raw, strict=True):
             if isinstance(value, str) and value in self._missing:
                 value = None
@@ -120,41 +137,21 @@ class TableSource:
                 if value is None:
                     raise ValueError(f"{key}, which decides the split, is missing")
                 found.append(_text(key, value))
+            elif key == self._days.column and key not in self._kinds:
+                found.append(None)
             elif self._kinds[key] == "number":
                 found.append(_number(key, value))
             elif self._kinds[key] == "image":
-                pixels, before = self._image(file, key, value)
-                sizes[self._plain[key]] = f"{before[0]}×{before[1]}"
-                found.append(pixels)
+                found.append(_image_file(file, key, value))
             else:
                 found.append(_text(key, value))
-        return found, sizes
+        return found
 
     def _label_value(self, value: Any) -> Any:
         found = _text(self._label, value) if self.is_classification else _number(self._label, value)
         if found == "" or found != found:
             raise ValueError(f"the label {self._label} is missing")
         return found
-
-    def _image(self, file: SourceFile, key: str, value: Any) -> tuple[np.ndarray, tuple[int, int]]:
-        if isinstance(value, dict):  # as datasets of pictures in Parquet have it
-            value = value.get("bytes")
-        if isinstance(value, str):
-            folder = file.path.parent
-            picture = folder / value
-            if not picture.resolve().is_relative_to(folder.resolve()):
-                raise BadImage(f"{key} = {json.dumps(value)} leads out of the table's folder")
-            try:
-                value = picture.read_bytes()
-            except (OSError, ValueError):
-                raise BadImage(f"{key} = {json.dumps(value)} cannot be read") from None
-        if not isinstance(value, bytes):
-            raise BadImage(f"the image {key} is missing")
-        pixels, before = decode(value, self._config.image_size, self._config.image_channels or 3)
-        shape = self.features[self._plain[key]].shape if hasattr(self, "features") else pixels.shape
-        if pixels.shape != shape:
-            raise BadImage(f"{key} has {before[0]}×{before[1]} pixels, not {shape[0]}×{shape[1]}; set data.image_size")
-        return pixels, before
 
     def _first_columns(self) -> tuple[SourceFile, list[str]]:
         for file in self._files:
@@ -164,12 +161,14 @@ class TableSource:
 
     def _choose(self, known: list[str]) -> None:
         config = self._config
-        others = [key for key in (config.label_key, config.weight_key, config.splits.by) if key is not None]
+        day = self._days.column
+        others = [key for key in (config.label_key, config.weight_key, config.splits.by, day) if key is not None]
         inputs = config.input_keys if config.input_keys is not None else [key for key in known if key not in others]
         for setting, keys in (
             ("label_key", [config.label_key]),
             ("weight_key", [config.weight_key]),
             ("splits.by", [config.splits.by]),
+            ("window.column", [day]),
             ("input_keys", inputs),
         ):
             for key in keys:
@@ -225,12 +224,10 @@ class TableSource:
         channels = self._config.image_channels or 3
         if self._config.image_size:
             return (*self._config.image_size, channels)
-        for value in sample[:100]:
-            try:
-                return (*self._image(file, key, value)[1], channels)
-            except BadImage:
-                continue
-        raise BadInput(f"data.kinds.{key} = image: none of the first rows holds an image that can be decoded")
+        size = first_size(_image_files(file, key, sample[:100]))
+        if size is None:
+            raise BadInput(f"data.kinds.{key} = image: none of the first rows holds an image that can be decoded")
+        return (*size, channels)
 
     def _decide(self, sample: list[Any]) -> bool:
         """Whether the label is a class: said by `data.task`, or told from its values."""
@@ -253,13 +250,46 @@ class TableSource:
         for place, file in enumerate(self._files):
             size = file.path.stat().st_size
             if self._form != "parquet":
-                yield Part(file.split, [place, None], None, size)
+                for piece in pieces(file.path, self._form, max(_PIECE_BYTES, size // _MOST_PIECES)):
+                    yield Part(file.split, [place, piece], None, piece.end - piece.start)
                 continue
             groups = num_groups(file.path)
             if not groups:
                 yield Part(file.split, [place, None], 0, size)
             for group, num_rows in enumerate(groups):
-                yield Part(file.split, [place, group], num_rows, size // len(groups))
+                wanted = None if self._days.column else num_rows  # of some rows the day is known once they are read
+                yield Part(file.split, [place, group], wanted, size // len(groups))
+
+
+def _image_files(file: SourceFile, key: str, values: Sequence[Any]) -> Iterator[bytes]:
+    for value in values:
+        try:
+            found = _image_file(file, key, value)
+        except ValueError:
+            continue
+        yield found
+
+
+def _image_file(file: SourceFile, key: str, value: Any) -> bytes:
+    """The image file that a value is or names."""
+    if isinstance(value, dict):  # as datasets of pictures in Parquet have it
+        value = value.get("bytes")
+    if isinstance(value, str):
+        folder = file.path.parent
+        picture = folder / value
+        if not picture.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{key} = {json.dumps(value)} leads out of the table's folder")
+        try:
+            value = picture.read_bytes()
+        except (OSError, ValueError):
+            raise ValueError(f"{key} = {json.dumps(value)} cannot be read") from None
+    if not isinstance(value, bytes):
+        raise ValueError(f"the image {key} is missing")
+    return value
+
+
+def _row(record: BadRecord) -> int:
+    return record.row
 
 
 def _nearly_all(some: list[Any], of: list[Any]) -> bool:

@@ -1,5 +1,6 @@
 """Examples out of a TensorFlow Datasets builder, in an order that is always the same."""
 
+import hashlib
 import json
 import sys
 from collections.abc import Iterator
@@ -8,8 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from trainer import storage
 from trainer.config import DataConfig, suggestion
 from trainer.data.manifest import Feature
+from trainer.data.pictures import decode_columns
+from trainer.data.shard_files import cache_folder
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.errors import BadInput, WorldFailure
 from trainer.progress import say
@@ -35,9 +39,9 @@ class TfdsSource:
 
         tfds.disable_progress_bar()
         self._tfds, self._config = tfds, config
-        self._builder = _builder(config)
+        self._builder, there = _open_builder(config, stage_it=fetch)
         if fetch:
-            self._fetch()
+            self._fetch(there)
         wanted = config.splits
         self.splits = {"train": wanted.train}
         if wanted.validation is not None:
@@ -74,7 +78,9 @@ class TfdsSource:
         if len(part.place) == 3:
             split, low, high = part.place
             instruction = self._tfds.core.ReadInstruction(split, from_=low, to=high, unit="abs")
-        dataset = self._builder.as_dataset(split=instruction, shuffle_files=False, read_config=read_config)
+        dataset = self._builder.as_dataset(
+            split=instruction, shuffle_files=False, read_config=read_config, decoders=self._decoders()
+        )
         size = self._config.image_size
         wanted = {**self._paths, self.label_name: self._label_path}
         if self._weight_path:
@@ -83,7 +89,7 @@ class TfdsSource:
         def pick(example: dict[str, Any]) -> dict[str, Any]:
             found = {name: _at(example, path) for name, path in wanted.items()}
             for name, feature in self.features.items():
-                if feature.kind == "image" and size is not None:
+                if feature.kind == "image" and size is not None and name not in self._files:
                     resized = tf.image.resize(found[name], size, method="bilinear", antialias=True)
                     found[name] = tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8)
             return found
@@ -91,7 +97,10 @@ class TfdsSource:
         batches = dataset.map(pick, num_parallel_calls=2, deterministic=True).batch(_CHUNK).prefetch(4)
         row = 0
         for batch in batches.as_numpy_iterator():
-            faults = self._faults(batch)
+            files = {name: batch[name] for name in self._files}
+            pixels, _, undecoded = decode_columns(files, self._files, resize=size is not None)
+            batch |= pixels
+            faults = sorted((self._faults(batch) | undecoded).items())
             bad = [BadRecord(f"{self._config.subject}[{part.place[0]}]", row + place + 1, why) for place, why in faults]
             row += len(batch[self.label_name])
             if faults:
@@ -102,8 +111,19 @@ class TfdsSource:
             columns = {name: self._column(name, values) for name, values in batch.items()}
             yield Chunk(columns, self._labels(labels), weights, bad=bad)
 
-    def _faults(self, batch: dict[str, np.ndarray]) -> list[tuple[int, str]]:
-        """Place in the batch and fault of the examples that cannot be used."""
+    def _decoders(self) -> dict[str, Any]:
+        """Leaves the images that are decoded here as the files that they are, in the builder's own tree."""
+        found: dict[str, Any] = {}
+        for name in self._files:
+            *outer, last = self._paths[name].split("/")
+            inner = found
+            for key in outer:
+                inner = inner.setdefault(key, {})
+            inner[last] = self._tfds.decode.SkipDecoding()
+        return found
+
+    def _faults(self, batch: dict[str, np.ndarray]) -> dict[int, str]:
+        """Fault by place in the batch of the examples that cannot be used."""
         found: dict[int, str] = {}
         for name, feature in self.features.items():
             if feature.kind == "number" and batch[name].dtype.kind == "f":
@@ -120,7 +140,7 @@ class TfdsSource:
             weights = batch["\0weight"].astype(np.float64)
             unusable = ~(np.isfinite(weights) & (weights >= 0))
             found |= dict.fromkeys(np.flatnonzero(unusable).tolist(), f"the weight {self.weight_name} is no weight")
-        return sorted(found.items())
+        return found
 
     def _column(self, name: str, values: np.ndarray) -> Any:
         feature = self.features[name]
@@ -150,23 +170,26 @@ class TfdsSource:
                 end = min(start + _PART_EXAMPLES, high)
                 yield Part(name, [split, start, end], end - start, (end - start) * size)
 
-    def _fetch(self) -> None:
+    def _fetch(self, there: str) -> None:
+        """Has the builder prepared; `there` is where, or in which bucket."""
         tfds, builder = self._tfds, self._builder
         if builder.is_prepared():
             return
         if not self._config.download:
             raise BadInput(
-                f"data.download = false: {builder.info.full_name} is not in {builder.data_dir};"
+                f"data.download = false: {builder.info.full_name} is not in {there};"
                 " allow the download or point data.data_dir at a folder that has it"
             )
-        say(f"fetching {builder.info.full_name} into {builder.data_dir}")
+        say(f"fetching {builder.info.full_name} into {there}")
         try:
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         except OSError as error:  # requests' errors are OSErrors too
             raise WorldFailure(
-                f"{builder.info.full_name} is not in {builder.data_dir} and could not be fetched: {_first_line(error)}."
+                f"{builder.info.full_name} is not in {there} and could not be fetched: {_first_line(error)}."
                 " Prepare it on a machine that reaches its source, or set data.data_dir to a folder that has it"
             ) from error
+        if storage.is_remote(there):
+            storage.publish(Path(builder.data_dir), there)
 
     def _choose_features(self) -> None:
         config, info = self._config, self._builder.info
@@ -202,6 +225,9 @@ class TfdsSource:
         self._paths = {plain[key]: key for key in inputs}
         self._category_names: dict[str, list[str] | None] = {}
         self.features = {plain[key]: self._feature(key, plain[key], known[key]) for key in inputs}
+        # Decoded as the exported model will decode what it is sent, and not as the builder would.
+        images = {name: feature.shape for name, feature in self.features.items() if feature.kind == "image"}
+        self._files = {name: shape for name, shape in images.items() if shape[-1] in (1, 3)}
         self.label_name, self._label_path = plain[label], label
         self._weight_path = config.weight_key
         self.weight_name = plain[config.weight_key] if config.weight_key else None
@@ -212,7 +238,7 @@ class TfdsSource:
     def _feature(self, key: str, name: str, feature: Any) -> Feature:
         tfds, config = self._tfds, self._config
         wanted = config.kinds.get(key)
-        if isinstance(feature, tfds.features.Image) and np.dtype(feature.np_dtype) == np.uint8:
+        if isinstance(feature, tfds.features.Image) and feature.np_dtype == np.uint8 and len(feature.shape) == 3:
             if wanted not in (None, "image"):
                 raise BadInput(f"data.kinds.{key} = {json.dumps(wanted)}: is an image")
             return Feature(kind="image", shape=self._image_shape(feature))
@@ -318,8 +344,46 @@ class BuilderDescription(NamedTuple):
 
 def describe_builder(config: DataConfig) -> BuilderDescription:
     """Looks a builder up. Raises BadInput where there is none."""
-    builder = _builder(config)
-    return BuilderDescription(builder.info.full_name, str(builder.data_dir), builder.is_prepared())
+    builder, there = _open_builder(config, stage_it=False)
+    prepared = storage.exists(there) if storage.is_remote(there) else builder.is_prepared()
+    return BuilderDescription(builder.info.full_name, there, prepared)
+
+
+def _open_builder(config: DataConfig, *, stage_it: bool) -> tuple[Any, str]:
+    """The builder, and where its data is or would be; of a bucket's, a copy on this machine stands for it.
+
+    The copy is kept, so that another preparation brings what changed and no more. Storage brings it, not TensorFlow's own
+    reader: so it is checked, and an emulator's is found too.
+    """
+    place = config.path or config.data_dir
+    if place is None or not storage.is_remote(place):
+        builder = _builder(config)
+        return builder, str(builder.data_dir)
+    key = hashlib.sha256(place.rstrip("/").encode()).hexdigest()[:16]
+    local = cache_folder().with_name("tfds") / key
+    if config.path is not None:
+        local = local.joinpath(
+            *config.path.rstrip("/").split("/")[-3:]
+        )  # the builder looks at name, configuration and version
+        if stage_it or not local.exists():
+            try:
+                storage.stage(config.path, local)
+            except storage.NotFound:
+                raise BadInput(f"data.path = {json.dumps(config.path)}: holds nothing") from None
+        return _builder(config.model_copy(update={"path": str(local)})), config.path
+    if stage_it and not config.name.partition(":")[2].isidentifier():
+        # What builders say of themselves, so that those whose version only the bucket knows are found.
+        base = storage.join(config.data_dir, config.name.partition("/")[0].partition(":")[0])
+        if described := [name for name in storage.list_names(base) if name.endswith(".json")]:
+            storage.stage(base, local / base.rpartition("/")[2], described)
+    here = config.model_copy(update={"data_dir": str(local)})
+    builder = _builder(here)
+    below = Path(builder.data_dir).relative_to(local)
+    there = storage.join(config.data_dir, *below.parts)
+    if stage_it and storage.exists(there):
+        storage.stage(there, local / below)
+        builder = _builder(here)  # it looks at its folder when it is made
+    return builder, there
 
 
 def _builder(config: DataConfig) -> Any:

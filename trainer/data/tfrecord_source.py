@@ -12,12 +12,14 @@ from trainer.config import DataConfig, RecordFeature
 from trainer.data.files import content_identity, describe_files, find_files
 from trainer.data.frames import DamagedFile, read_frames
 from trainer.data.manifest import Feature, Kind
-from trainer.data.pictures import BadImage, decode
+from trainer.data.pictures import decode_columns
 from trainer.data.records import ExampleReader
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
+from trainer.data.window import Days
 from trainer.errors import BadInput
 
 _CHUNK = 256
+_DTYPES = {"bytes": np.uint8, "float32": "<f4", "int64": np.int64}
 
 
 class TfrecordSource:
@@ -35,8 +37,8 @@ class TfrecordSource:
 
     def __init__(self, config: DataConfig, local: Path | None) -> None:
         self._config, self._spec = config, config.record_features
-        self._files = find_files(config, local)
-        others = {config.label_key, config.weight_key, config.splits.by}
+        self._files, self._days = find_files(config, local), Days(config)
+        others = {config.label_key, config.weight_key, config.splits.by, self._days.column}
         inputs = config.input_keys or [name for name in self._spec if name not in others]
         if not inputs:
             raise BadInput("data.record_features: holds nothing but the label; an input is needed")
@@ -58,13 +60,15 @@ class TfrecordSource:
         self._used = dict.fromkeys(
             [*inputs, *[key for key in (config.label_key, config.weight_key, config.splits.by) if key]]
         )
+        self._dtypes = {key: np.dtype(_DTYPES[self._spec[key].type]) for key in self._used}
+        self._is_plain = not (config.splits.by or self._days.column) and all(self._plain(key) for key in self._used)
         self.parts = [
             Part(file.split, [place], None, file.path.stat().st_size) for place, file in enumerate(self._files)
         ]
 
     def identity(self) -> dict[str, Any]:
-        """Name and digest of every file."""
-        return {**self.description(), "files": content_identity(self._files)}
+        """Name and digest of every file, and the days of the records."""
+        return {**self.description(), "files": content_identity(self._files), **self._days.identity()}
 
     def description(self) -> dict[str, str | int | None]:
         """Kind and names, for the manifest."""
@@ -73,7 +77,7 @@ class TfrecordSource:
     def read(self, part: Part) -> Iterator[Chunk]:
         """The records of a file, as values."""
         file = self._files[part.place[0]]
-        self._reader = ExampleReader(self._used)
+        self._reader = ExampleReader([*self._used, *([self._days.column] if self._days.column else [])])
         rows: list[tuple[int, bytes]] = []
         number = 0
         damage = None
@@ -94,29 +98,84 @@ class TfrecordSource:
 
     def _chunk(self, name: str, rows: list[tuple[int, bytes]]) -> Chunk:
         """Turns records into columns, leaving out those that have a value that is bad."""
-        values: dict[str, list[Any]] = {key: [] for key in self._used}
-        sizes: dict[str, list[str]] = {name: [] for name, f in self.features.items() if f.kind == "image"}
+        if self._is_plain and (chunk := self._all_alike([record for _, record in rows])) is not None:
+            return chunk
+        kept: list[tuple[int, dict[str, Any]]] = []
         bad = []
-        read = self._reader
+        read, day = self._reader, self._days.column
         for number, record in rows:
             try:
                 example = read(record)
+                if day is not None:
+                    raw = self._raw(day, example.get(day, []))
+                    if not self._days.wants(raw if isinstance(raw, bytes) else raw.item()):
+                        continue
                 found = {key: self._value(key, self._raw(key, example.get(key, []))) for key in self._used}
             except ValueError as error:
                 bad.append(BadRecord(name, number, str(error)))
                 continue
-            for key, (value, size) in found.items():
-                values[key].append(value)
-                if size is not None:
-                    sizes[self._names[key]].append(size)
+            kept.append((number, found))
+        numbers = [number for number, _ in kept]
+        values = {key: [found[key] for _, found in kept] for key in self._used}
+        shapes = {key: self.features[name].shape for key, name in self._names.items() if self._is_image(name)}
+        sizes = {key: [f"{shape[0]}×{shape[1]}"] * len(kept) for key, shape in shapes.items()}
+        encoded = {key: values[key] for key in shapes if self._spec[key].encoded}
+        if encoded and kept:
+            pixels, found_sizes, faults = decode_columns(encoded, shapes, resize=True)
+            bad += [BadRecord(name, numbers[row], fault) for row, fault in faults.items()]
+            rows = [row for row in range(len(kept)) if row not in faults]
+            values = {key: [listed[row] for row in rows] for key, listed in (values | pixels).items()}
+            sizes = {key: [listed[row] for row in rows] for key, listed in (sizes | found_sizes).items()}
         config = self._config
         return Chunk(
             {name: _packed(values[key], self.features[name].kind) for name, key in self._inputs.items()},
             values[config.label_key],
             values[config.weight_key] if config.weight_key else None,
             [str(value) for value in values[config.splits.by]] if config.splits.by else None,
-            sizes,
-            bad,
+            {self._names[key]: listed for key, listed in sizes.items()},
+            sorted(bad, key=lambda record: record.row),
+        )
+
+    def _plain(self, key: str) -> bool:
+        """Whether a feature's values are as long in every record."""
+        spec = self._spec[key]
+        if key in (self._config.label_key, self._config.weight_key):
+            return spec.type != "bytes"
+        return spec.type != "bytes" or (_kind(key, spec, self._config) == "image" and not spec.encoded)
+
+    def _all_alike(self, records: list[bytes]) -> Chunk | None:
+        """Columns of records that look alike and hold nothing bad, all at once. None where one might."""
+        config, count = self._config, len(records)
+        found = self._reader.read_all(records) if records else None
+        if found is None or {key: values.dtype for key, values in found.items()} != self._dtypes:
+            return None
+        columns: dict[str, Any] = {}
+        for name, key in self._inputs.items():
+            feature, values = self.features[name], found[key]
+            if feature.kind not in ("image", "number") or values.shape[1] != math.prod(feature.shape):
+                return None
+            if feature.kind == "number":
+                values = values.astype(np.float32)
+                if np.isinf(values).any():
+                    return None
+            columns[name] = values.reshape(count, *feature.shape)
+        labels, weights = found[config.label_key], found[config.weight_key] if config.weight_key else None
+        for values in (labels, weights):
+            if values is not None and (values.shape[1] != 1 or not np.isfinite(values).all()):
+                return None
+        if weights is not None and (weights < 0).any():
+            return None
+        spec = self._spec[config.label_key]
+        known = {
+            value: _label(config.label_key, np.array(value), spec, self.is_classification)
+            for value in set(labels[:, 0].tolist())
+        }
+        sizes = {name: [f"{f.shape[0]}×{f.shape[1]}"] * count for name, f in self.features.items() if f.kind == "image"}
+        return Chunk(
+            columns,
+            [known[value] for value in labels[:, 0].tolist()],
+            None if weights is None else weights[:, 0].tolist(),
+            image_sizes=sizes,
         )
 
     def _raw(self, key: str, listed: list[Any]) -> Any:
@@ -129,31 +188,34 @@ class TfrecordSource:
             raise ValueError(f"{key} should hold {wanted} of {spec.type}, and holds {have}")
         return listed[0] if spec.type == "bytes" else np.array(listed).reshape(spec.shape)
 
-    def _value(self, key: str, raw: Any) -> tuple[Any, str | None]:
+    def _is_image(self, name: str) -> bool:
+        return self.features[name].kind == "image"
+
+    def _value(self, key: str, raw: Any) -> Any:
         spec, config = self._spec[key], self._config
         if key == config.label_key:
-            return _label(key, raw, spec, self.is_classification), None
+            return _label(key, raw, spec, self.is_classification)
         if key == config.weight_key and not 0 <= raw.item() < math.inf:
             raise ValueError(f"the weight {key} is {raw.item()}")
         if key in (config.weight_key, config.splits.by):
-            return (_text(key, raw) if spec.type == "bytes" else raw.item()), None
+            return _text(key, raw) if spec.type == "bytes" else raw.item()
         kind = _kind(key, spec, config)
         if kind == "image":
             return self._image(key, raw, spec)
         if kind == "number":
             if np.isinf(raw).any():
                 raise ValueError(f"{key} is not finite")
-            return raw, None
-        return (_text(key, raw) if spec.type == "bytes" else str(raw.item())), None
+            return raw
+        return _text(key, raw) if spec.type == "bytes" else str(raw.item())
 
-    def _image(self, key: str, raw: bytes, spec: RecordFeature) -> tuple[np.ndarray, str]:
-        shape = self.features[self._names[key]].shape
+    def _image(self, key: str, raw: bytes, spec: RecordFeature) -> Any:
+        """Pixels, or the file as it is: files are decoded many at a time."""
         if spec.encoded:
-            pixels, before = decode(raw, self._config.image_size or shape[:2], shape[-1])
-            return pixels, f"{before[0]}×{before[1]}"
+            return raw
+        shape = self.features[self._names[key]].shape
         if len(raw) != math.prod(shape):
-            raise BadImage(f"{key} has {len(raw)} bytes, and {list(shape)} needs {math.prod(shape)}")
-        return np.frombuffer(raw, np.uint8).reshape(shape), f"{shape[0]}×{shape[1]}"
+            raise ValueError(f"{key} has {len(raw)} bytes, and {list(shape)} needs {math.prod(shape)}")
+        return np.frombuffer(raw, np.uint8).reshape(shape)
 
     def _feature(self, key: str) -> Feature:
         spec, config = self._spec[key], self._config
@@ -183,7 +245,9 @@ def _label(key: str, raw: Any, spec: RecordFeature, is_class: bool) -> Any:
     if is_class and raw == b"":
         raise ValueError(f"the label {key} is missing")
     if is_class:
-        return _text(key, raw) if spec.type == "bytes" else f"{raw.item():g}"
+        return (
+            _text(key, raw) if spec.type == "bytes" else str(raw.item()) if spec.type == "int64" else f"{raw.item():g}"
+        )
     value = float(raw)
     if not np.isfinite(value):
         raise ValueError(f"the label {key} is not finite")

@@ -1,21 +1,25 @@
 """Jobs of a preparation, in this process or in several: no pickles, each message is one line of JSON.
 
-    with open_workers(config, seed, work, folder, num_workers=2) as workers:
-        for job, result in workers.run(jobs, advance): ...
+    with open_workers(source, config, local, seed, work, folder, num_workers=2) as workers:
+        for place, result in workers.run(jobs, advance): ...
 
-A worker is `python -m trainer.data.workers`; it makes the source for itself from the configuration.
+A worker is a fork of this process, which is ready at once. Where there are threads or TensorFlow, which a fork would leave
+in pieces, it is `python -m trainer.data.workers` and makes the source for itself from the configuration.
 """
 
+import gc
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from trainer.config import DataConfig, parse_json
 from trainer.data.parts import Plan, write_part
@@ -56,38 +60,85 @@ class Workers:
         return write_shard(layout, job["split"], job["shard"], self._work, self._folder).model_dump()
 
 
+class _Fork:
+    """A copy of this process that answers jobs; the face of `subprocess.Popen` as far as it is used here."""
+
+    def __init__(self, workers: Workers, others: Sequence["_Fork"]) -> None:
+        jobs, self_stdin = os.pipe()
+        self_stdout, answers = os.pipe()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            status = 1
+            try:
+                for signum in (signal.SIGINT, signal.SIGTERM):  # what this process does on them is not for its copies
+                    signal.signal(signum, signal.SIG_DFL)
+                for other in others:
+                    os.close(other.stdin.fileno())  # or its end would not be seen there
+                os.close(self_stdin)
+                gc.freeze()  # what was there before is not looked through, and so not copied, again and again
+                os.dup2(2, 1)  # whatever a library prints is none of our caller's answers
+                os.environ["TRIREME_EVENTS"] = "0"
+                with os.fdopen(jobs, encoding="utf-8") as given, os.fdopen(answers, "w", encoding="utf-8") as told:
+                    _answer_jobs(lambda: workers, given, told)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(status)  # nothing of what the caller has open or wants to clean up is ours
+        os.close(jobs)
+        os.close(answers)
+        self.stdin = os.fdopen(self_stdin, "w", encoding="utf-8")
+        self.stdout = os.fdopen(self_stdout, encoding="utf-8")
+
+    def kill(self) -> None:
+        os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self) -> None:
+        os.waitpid(self._pid, 0)
+
+
+def _spawned(settings: dict[str, Any]) -> subprocess.Popen:
+    environment = {**os.environ, "TRIREME_EVENTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainer.data.workers"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment,
+    )  # fmt: skip
+    _tell(process, settings)
+    return process
+
+
+def _tell(process: Any, message: dict[str, Any]) -> None:
+    try:
+        process.stdin.write(json.dumps(message) + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        pass  # its end is reported by the listener
+
+
 class _Processes:
     """Runs jobs in other processes; the same face as `Workers`."""
 
-    def __init__(self, settings: dict[str, Any], num_workers: int) -> None:
-        environment = {**os.environ, "TRIREME_EVENTS": "0", "CUDA_VISIBLE_DEVICES": "-1"}
-        environment["PYTHONPATH"] = os.pathsep.join(
-            [str(Path(__file__).parents[2]), *filter(None, [environment.get("PYTHONPATH")])]
-        )
+    def __init__(self, here: Workers, settings: dict[str, Any], num_workers: int) -> None:
         self._messages: queue.Queue[tuple[int, dict | None]] = queue.Queue()
-        self._processes = []
-        for number in range(num_workers):
-            process = subprocess.Popen(
-                [sys.executable, "-m", "trainer.data.workers"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8", env=environment,
-            )  # fmt: skip
-            self._processes.append(process)
+        self._processes: list[Any] = []
+        if "tensorflow" in sys.modules or threading.active_count() > 1:
+            self._processes += [_spawned(settings) for _ in range(num_workers)]
+        else:
+            for _ in range(num_workers):
+                self._processes.append(_Fork(here, self._processes))
+        for number, process in enumerate(self._processes):
             threading.Thread(target=self._listen, args=(number, process), daemon=True).start()
-            self._tell(number, settings)
 
     def _listen(self, number: int, process: subprocess.Popen) -> None:
         for line in process.stdout:
             if line.startswith("{"):
                 self._messages.put((number, json.loads(line)))
         self._messages.put((number, None))
-
-    def _tell(self, number: int, message: dict[str, Any]) -> None:
-        stream = self._processes[number].stdin
-        try:
-            stream.write(json.dumps(message) + "\n")
-            stream.flush()
-        except BrokenPipeError:
-            pass  # its end is reported by the listener
 
     def run(self, jobs: Sequence[Job], advance: Callable[[int, int], None]) -> Iterator[tuple[int, Any]]:
         """As `Workers.run`."""
@@ -116,7 +167,7 @@ class _Processes:
     def _next(self, number: int, waiting: list[tuple[int, Job]], doing: dict[int, int]) -> None:
         if waiting:
             doing[number], job = waiting.pop()
-            self._tell(number, job)
+            _tell(self._processes[number], job)
 
     def close(self) -> None:
         for process in self._processes:
@@ -141,11 +192,12 @@ def open_workers(
         folder: Folder of the shards.
         num_workers: Other processes; 0: none.
     """
+    here = Workers(source, Plan.of(config, seed), work, folder)
     if num_workers == 0:
-        yield Workers(source, Plan.of(config, seed), work, folder)
+        yield here
         return
     places = {"work": str(work), "folder": str(folder), "local": str(local) if local else None}
-    processes = _Processes({"data": config.to_json(), "seed": seed, **places}, num_workers)
+    processes = _Processes(here, {"data": config.to_json(), "seed": seed, **places}, num_workers)
     try:
         yield processes
     finally:
@@ -158,19 +210,25 @@ def serve() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not stand among the answers
 
+    def workers() -> Workers:
+        settings = json.loads(sys.stdin.readline())
+        config = parse_json(DataConfig, settings["data"], path="data")
+        local = Path(settings["local"]) if settings["local"] else None
+        source = open_source(config, local, fetch=False)
+        return Workers(source, Plan.of(config, settings["seed"]), Path(settings["work"]), Path(settings["folder"]))
+
+    _answer_jobs(workers, sys.stdin, answers)
+
+
+def _answer_jobs(workers: Callable[[], Workers], jobs: TextIO, answers: TextIO) -> None:
     def answer(**message: Any) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
     try:
-        settings = json.loads(sys.stdin.readline())
-        config = parse_json(DataConfig, settings["data"], path="data")
-        local = Path(settings["local"]) if settings["local"] else None
-        source = open_source(config, local, fetch=False)
-        plan = Plan.of(config, settings["seed"])
-        workers = Workers(source, plan, Path(settings["work"]), Path(settings["folder"]))
-        for line in sys.stdin:
-            answer(result=workers.do(json.loads(line), lambda count: answer(read=count)))
+        do = workers().do
+        for line in jobs:
+            answer(result=do(json.loads(line), lambda count: answer(read=count)))
     except TriremeError as error:
         answer(error=str(error), exit_code=error.exit_code)
     except OSError as error:

@@ -220,10 +220,17 @@ def _whole(
 def _told(found: dict[str, Estimate], config: EvaluateConfig) -> dict[str, Any]:
     """Values and intervals as plain data; an interval that cannot be given is left out."""
     ends = {name: interval(name, estimate, config.confidence_level) for name, estimate in found.items()}
+    too_few = {name: found[name].needed for name, between in ends.items() if between is None and _lacks(found[name])}
     return {
         "metrics": {name: _number(estimate.value) for name, estimate in found.items()},
         "intervals": {name: list(between) for name, between in ends.items() if between is not None},
+        **({"needed": too_few} if too_few else {}),
     }
+
+
+def _lacks(estimate: Estimate) -> bool:
+    """Whether an interval is not given for want of examples."""
+    return estimate.influence is not None and len(estimate.influence) < estimate.needed
 
 
 def _changes(

@@ -6,7 +6,8 @@
 Proportions: Wilson's score interval. Other fractions: Wilson's for the number of examples that would give a plain
 proportion the same variance, which keeps its shape near 0 and 1, where percentile and normal intervals fail. Means and what
 is made of them: resampling by counts, studentised, because losses are skewed; from 1,000 examples on the t distribution,
-from which resampling then no longer differs.
+from which resampling then no longer differs. Where too few examples leave an interval that holds the truth less often than
+in nine of ten cases, none is given.
 """
 
 import functools
@@ -49,19 +50,17 @@ def interval(name: str, found: Estimate, level: float) -> tuple[float, float] | 
         return None
     if found.hits is not None:
         return wilson(int(found.hits.sum()), len(found.hits), level)
-    if found.influence is None or len(found.influence) < 2:
+    if found.influence is None or len(found.influence) < found.needed:
         return None
     if found.bins is not None:
         return _around_calibration(found, level)
     if is_fraction(name):
         return _fraction(found, level)
     value, moved = found.value, found.influence
-    if name == "root_mean_squared_error":  # the mean is that of the squares
-        ends = _resampled(value**2, 2 * value * moved, level)
-        return ends and (math.sqrt(max(0.0, ends[0])), math.sqrt(max(0.0, ends[1])))
-    if name == "r2":  # of the logarithm of what is not explained, which is far less skewed
-        ends = _resampled(0.0, -moved / (1 - value), level) if value < 1 else None
-        return ends and (1 - (1 - value) * math.exp(ends[1]), 1 - (1 - value) * math.exp(ends[0]))
+    if name == "root_mean_squared_error":
+        return _root_of_mean(value**2 + 2 * value * moved, level)
+    if found.ratio is not None:
+        return _explained(*found.ratio, level)
     return _resampled(value, moved, level)
 
 
@@ -95,6 +94,8 @@ def change(name: str, candidate: Estimate, baseline: Estimate, level: float, *, 
         return found
     if found.low == found.high:  # the two answer alike
         return found
+    if len(candidate.influence) < max(candidate.needed, baseline.needed):
+        return Change(gain, None, None, None)
     low, high = _paired_fractions(name, candidate, baseline, level)
     ends = {"low": low, "high": high} if sign > 0 else {"low": -high, "high": -low}
     return found._replace(**ends, p_value=_level_that_reaches_zero(name, candidate, baseline))
@@ -180,7 +181,64 @@ def _resampled(value: float, moved: np.ndarray, level: float) -> tuple[float, fl
     return min(value, value - float(high) * error), max(value, value - float(low) * error)
 
 
-@functools.lru_cache(maxsize=2)  # every metric of a slice takes the same
+def _root_of_mean(squares: np.ndarray, level: float) -> tuple[float, float] | None:
+    """Of a few examples the largest square is seldom as large as it will be: the upper end is that of the examples with their
+    largest added twice, which weighs nothing among many."""
+    heavier = np.append(squares, [squares.max()] * 2)
+    ends = _resampled(float(squares.mean()), squares - squares.mean(), level)
+    above = _resampled(float(heavier.mean()), heavier - heavier.mean(), level)
+    if ends is None or above is None:
+        return None
+    return math.sqrt(max(0.0, ends[0])), math.sqrt(max(ends[1], above[1]))
+
+
+def _explained(labels: np.ndarray, errors: np.ndarray, level: float) -> tuple[float, float] | None:
+    """Each end is also looked for with the example once more that moves R² most in its direction, for the reason above."""
+    squares, spread = np.square(errors), np.square(labels - labels.mean())
+    if not squares.any():
+        return None
+    moved = squares / squares.mean() - spread / spread.mean()
+    found = []
+    for places in ([], [int(moved.argmax())], [int(moved.argmin())]):
+        ends = _unexplained(np.append(labels, labels[places]), np.append(errors, errors[places]), level)
+        if ends is None:
+            return None
+        found.append(ends)
+    return 1 - max(high for _, high in found), 1 - min(low for low, _ in found)
+
+
+def _unexplained(labels: np.ndarray, errors: np.ndarray, level: float) -> tuple[float, float] | None:
+    """An interval of mean squared error over variance, by the studentised bootstrap of its logarithm; each draw is
+    studentised by its own influences, not by those of the examples, because both means are skewed."""
+    count = len(labels)
+    squares = np.square(errors)
+    scale = float(squares.mean() / labels.var())
+    labels, squares = (labels - labels.mean()) / labels.std(), squares / squares.mean()
+    error = float((squares - np.square(labels)).std(ddof=1)) / math.sqrt(count)
+    if error == 0.0 or not math.isfinite(error):
+        return None
+    if count > _RESAMPLED_UP_TO:
+        from scipy.special import stdtrit
+
+        half = float(stdtrit(count - 1, 0.5 + level / 2)) * error
+        return scale * math.exp(-half), scale * math.exp(half)
+    draws = _draws(count)
+    mean, first, second = draws @ squares, draws @ labels, draws @ labels**2
+    variance = second - first**2
+    varied = variance > 1e-9
+    mean, first, second, variance, draws = (values[varied] for values in (mean, first, second, variance, draws))
+    # E[(square / mean − (label − first)² / variance)²], whose own mean is 0, multiplied out into moments of the draws.
+    both = draws @ (squares * labels**2) - 2 * first * (draws @ (squares * labels)) + first**2 * mean
+    fourth = draws @ labels**4 - 4 * first * (draws @ labels**3) + 6 * first**2 * second - 3 * first**4
+    spread = draws @ squares**2 / mean**2 - 2 * both / (mean * variance) + fourth / variance**2
+    errors_of_draws = np.sqrt(np.maximum(spread, 0.0) / (count - 1))
+    said = errors_of_draws > error / 1000  # a draw of one example again and again says nothing
+    scores = np.log(mean[said] / variance[said]) / errors_of_draws[said]
+    low, high = np.quantile(scores, (0.5 - level / 2, 0.5 + level / 2))
+    return scale * math.exp(min(0.0, -float(high) * error)), scale * math.exp(max(0.0, -float(low) * error))
+
+
+@functools.lru_cache(maxsize=4)  # every metric of a slice takes the same, and some one or two more
 def _draws(count: int) -> np.ndarray:
     """Shares of the examples in as many draws with replacement [draws, count]."""
     places = np.random.default_rng(_SEED).integers(count, size=(_NUM_DRAWS, count))

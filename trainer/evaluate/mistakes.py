@@ -56,9 +56,9 @@ def _answered(place: int, labels: np.ndarray, answers: np.ndarray, manifest: Man
 
 
 def _seen(features: dict[str, np.ndarray], manifest: Manifest) -> dict[str, Any]:
-    """One example for a page: its first image as raw bytes, everything else as text."""
+    """One example for a page: its first image as raw bytes; a text alone as it is; values by feature."""
     seen: dict[str, Any] = {}
-    words = []
+    values: dict[str, str] = {}
     for name, feature in sorted(manifest.features.items()):
         value = features[name]
         if feature.kind == "image":
@@ -66,8 +66,15 @@ def _seen(features: dict[str, np.ndarray], manifest: Manifest) -> dict[str, Any]
                 pixels = base64.b64encode(value.tobytes()).decode()
                 seen["image"] = {"shape": list(value.shape), "pixels_base64": pixels}
         elif feature.kind == "number":
-            words.append(f"{name} {np.array2string(value, precision=4, threshold=8)}")
+            values[name] = _number(value)
         else:
-            text = value.decode("utf-8", errors="replace")
-            words.append(text if len(features) == 1 else f"{name} {text}")
-    return {**seen, "text": ", ".join(words)} if words else seen
+            values[name] = value.decode("utf-8", errors="replace")
+    if len(features) == 1 and values:
+        return {"text": next(iter(values.values()))}
+    return {**seen, "values": values} if values else seen
+
+
+def _number(value: np.ndarray) -> str:
+    if value.ndim:
+        return np.array2string(value, precision=4, threshold=8)
+    return "missing" if np.isnan(value) else f"{value:.6g}"

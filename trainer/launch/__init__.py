@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainer.cluster import ECHOES
-from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_NOT_BLESSED
+from trainer.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_NO_RESTART_LEFT, EXIT_NOT_BLESSED
 
-NEVER_RESTARTED = (EXIT_BAD_INPUT, EXIT_NOT_BLESSED)
-"""Exit codes that a second try would only repeat."""
+NEVER_RESTARTED = (EXIT_BAD_INPUT, EXIT_NOT_BLESSED, EXIT_NO_RESTART_LEFT)
+"""Exit codes after which nothing is started again, mostly because a second try would only repeat them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +26,14 @@ class MemberFailure:
         member: its name, such as `worker 1`.
         exit_code: what it ended with; None when a signal ended it or it did not end by itself.
         signal: number of the signal that ended it, or None.
+        reason: what ended it in somebody else's words, such as a cluster's, which then stand for the number.
         last_lines: the end of its log, at most 50 lines, the newest last.
     """
 
     member: str
     exit_code: int | None = None
     signal: int | None = None
+    reason: str | None = None
     last_lines: tuple[str, ...] = ()
 
     @property
@@ -41,7 +43,7 @@ class MemberFailure:
         What counts is the last exception that the log shows, if there is one, for TensorFlow prints about lost peers
         also while a process with a fault of its own shuts down.
         """
-        if self.signal is not None and self.signal != signal.SIGABRT:
+        if self.reason is not None or (self.signal is not None and self.signal != signal.SIGABRT):
             return False
         raised = [i for i, line in enumerate(self.last_lines) if _is_exception(line)]
         told = self.last_lines[raised[-1] :] if raised else self.last_lines
@@ -50,6 +52,8 @@ class MemberFailure:
         return any(words in line for line in told for words in ECHOES)
 
     def __str__(self) -> str:
+        if self.reason is not None:
+            return f"{self.member} {self.reason}"
         if self.signal is not None:
             hint = ", which is what the kernel does when memory runs out" if self.signal == signal.SIGKILL else ""
             return f"{self.member} was ended by {signal.Signals(self.signal).name}{hint}"

@@ -56,6 +56,8 @@ def metrics(evaluation: dict) -> Section | None:
         level = finite(evaluation.get("confidence_level"))
         holds = f", which holds the true value in {percent(level)} of cases" if level else ""
         notes.append(f"Under a value: its interval{holds}. ")
+    for name, needed in (evaluation.get("needed") or {}).items():
+        notes.append(join(["No interval of ", metric_name(printable(name, 80)), f" below {needed} examples. "]))
     if changes:
         notes.append("Under a change: its interval and, where it is chance alone, how often one as large is met (p). ")
     if axis:
@@ -79,7 +81,8 @@ def per_class(evaluation: dict) -> Section | None:
     many = len(rows) > MOST_CLASSES_IN_ORDER
     if many:
         rows = sorted(rows, key=lambda row: _none_last(row.get("f1")))
-    note = "The tick on a bar is the baseline." if before else None
+    told = ["Under a rate: its interval."] if any(row.get("intervals") for row in rows) else []
+    note = " ".join([*told, "The tick on a bar is the baseline."] if before else told) or None
     first = rows[:MOST_CLASSES_IN_ORDER]
     caption = "Precision and recall by class"
     if many:
@@ -156,18 +159,17 @@ def _between(found: dict | None, lower: bool | None) -> Markup | None:
         return None
     low, high = (-ends[1], -ends[0]) if lower else ends
     p_value = finite(found.get("p_value"))
-    told = "" if p_value is None else ", p < 0.001" if p_value < 0.001 else f", p {decimal(p_value, 3)}"
-    return element("small", element("span", f"{signed(low)} to", class_="whole"), f" {signed(high)}{told}")
+    told = "" if p_value is None else "p < 0.001" if p_value < 0.001 else f"p {decimal(p_value, 3)}"
+    ends = [element("span", f"{signed(low)} to", class_="whole"), f" {signed(high)}" + (", " if told else "")]
+    return element("small", *ends, element("span", told, class_="whole") if told else None)
 
 
-def valued(value: object, interval: object) -> Markup | str:
+def valued(value: object, interval: object, places: int = 4) -> Markup | str:
     """Returns a number, with its interval under it where there is one."""
     if not interval:
-        return decimal(value)
-    low, high = interval
-    return join(
-        [decimal(value), element("small", element("span", f"{decimal(low)} to", class_="whole"), f" {decimal(high)}")]
-    )
+        return decimal(value, places)
+    low, high = (decimal(end, places) for end in interval)
+    return join([decimal(value, places), element("small", element("span", f"{low} to", class_="whole"), f" {high}")])
 
 
 def _class_table(caption: str, rows: list[dict], before: dict, *, drawn: bool) -> Markup:
@@ -181,7 +183,8 @@ def _class_table(caption: str, rows: list[dict], before: dict, *, drawn: bool) -
 
     def measured(row: dict, metric: str) -> Markup | str:
         value, earlier = finite(row.get(metric)), finite((before.get(row.get("class")) or {}).get(metric))
-        return join([decimal(row.get(metric), 3), bar(value, earlier)]) if drawn else decimal(row.get(metric), 3)
+        between = (row.get("intervals") or {}).get(metric)
+        return join([valued(row.get(metric), between, 3), bar(value, earlier) if drawn else None])
 
     lines = [
         [

@@ -8,6 +8,7 @@ from trainer.report.pictures import LARGEST_EXACT_SIDE, photograph
 from trainer.report.tables import Section, paragraphs
 
 MOST_SHOWN = 24
+MOST_VALUES = 12
 
 
 def mistakes(evaluation: dict) -> Section | None:
@@ -16,7 +17,9 @@ def mistakes(evaluation: dict) -> Section | None:
     if not rows:
         return None
     shown = rows[:MOST_SHOWN]
-    note = "What the label says and what the model says, with the probability that the model gave to each."
+    sure = any(finite(row.get("probability")) is not None for row in rows)
+    given = ", with the probability that the model gave to each" if sure else ""
+    note = f"What the label says and what the model says{given}."
     if len(rows) > len(shown):
         note += f" The first {len(shown)} of {plural(len(rows), 'mistake')}."
     cards = [element("li", _card(row)) for row in shown]
@@ -50,6 +53,11 @@ def _shown(row: dict, words: str) -> Markup | None:
         except (ValueError, KeyError, TypeError) as error:
             return element("p", f"No picture: {printable(error, 120)}.", class_="absent")
         return element("img", src=url, alt=words, class_="crisp" if side <= LARGEST_EXACT_SIDE else None)
+    if isinstance(row.get("values"), dict):
+        shown = list(row["values"].items())[:MOST_VALUES]
+        left_out = len(row["values"]) - len(shown)
+        pairs = [_term(printable(name, 60), printable(value, 80) or "empty", None) for name, value in shown]
+        return element("dl", *pairs, element("small", f"and {left_out} more") if left_out else None, class_="row")
     if row.get("text") is not None:
         return element("blockquote", printable(row["text"], 400), dir="auto")
     return None

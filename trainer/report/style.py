@@ -154,14 +154,16 @@ path.dashed{stroke:var(--ink);stroke-dasharray:7 5}path.dotted{stroke:var(--ink)
 .cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(8.5rem,100%),1fr));gap:2rem 1.5rem}
 .cards img{display:block;width:100%;aspect-ratio:1;object-fit:contain;background:var(--raised);border-radius:6px}
 .cards figcaption{margin:.625rem 0 0;line-height:1.4}
-.cards dl{font-size:.875rem;margin-bottom:.25rem}
+.cards dl{font-size:.875rem;margin-bottom:.25rem;overflow-wrap:anywhere}
 .cards dl div{display:flex;gap:.5rem;align-items:baseline}
 .cards dt{color:var(--soft);flex:none}.cards dd{font-weight:600}
 .cards dd+dd{margin-left:auto;font-weight:400;white-space:nowrap}
 .cards .long div{flex-wrap:wrap;row-gap:0}.cards .long div+div{margin-top:.375rem}
 .cards .long dd:first-of-type{order:3;flex-basis:100%}
 .cards small{display:block}
-.absent,blockquote{background:var(--raised);border-radius:6px;padding:.75rem;font-size:.875rem}
+.cards .row div{display:block;margin-top:.25rem}.cards .row div:first-child{margin-top:0}
+.cards .row dt{font-size:.75rem;line-height:1.3}.cards .row dd{font-weight:400;line-height:1.35}
+.absent,blockquote,.cards .row{background:var(--raised);border-radius:6px;padding:.75rem;font-size:.875rem}
 
 details{border-bottom:1px solid var(--line)}
 details:first-of-type{border-top:1px solid var(--line)}
@@ -193,7 +195,8 @@ nav [aria-current]{color:var(--accent);font-weight:500}
   th,td{padding-right:.75rem}
   table{font-size:.875rem}
   .bar{min-width:2.5rem}
-  .name{min-width:3rem}
+  .name{min-width:6.5rem}
+  .gap{width:auto}.gap .bar{display:none}
   .cards{grid-template-columns:repeat(2,minmax(0,1fr))}
 }
 @media (max-width:28rem){.chart{font-size:16px}}

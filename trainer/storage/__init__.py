@@ -25,6 +25,7 @@ __all__ = [
     "Conflict",
     "Denied",
     "NotFound",
+    "check_whole",
     "checked_name",
     "delete_prefix",
     "digest",
@@ -58,6 +59,19 @@ def exists(uri: str | Path) -> bool:
     """
     side, uri = _side(uri)
     return side.exists(uri)
+
+
+def check_whole(uri: str | Path) -> None:
+    """Hold what is under `uri` now against what was published there; nothing is read.
+
+    In a folder, which appears by a rename, to be there is to be whole.
+
+    Raises:
+        NotFound: Nothing was published there.
+        WorldFailure: The publication was never finished, or an object of it is missing or another one by now.
+    """
+    side, uri = _side(uri)
+    side.check_whole(uri)
 
 
 def list_names(uri: str | Path) -> list[str]:

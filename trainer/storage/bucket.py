@@ -36,6 +36,20 @@ def exists(uri: str) -> bool:
     return bool(service.list_entries(bucket, _under(prefix), limit=1))
 
 
+def check_whole(uri: str) -> None:
+    """Hold the objects that are there against the marker."""
+    stated, _ = _read_marker(uri)
+    if stated is None:
+        raise NotFound(f"{uri}: nothing was published there")
+    if not stated["complete"]:
+        raise WorldFailure(f"{uri}: its publication was never finished")
+    there = {entry.name: _measured(entry) for entry in _list(uri)}
+    for name, measured in stated["objects"].items():
+        if there.get(name) != measured:
+            found = "is missing" if name not in there else "is not what was published"
+            raise WorldFailure(f"{uri}/{name}: {found}")
+
+
 def list_names(uri: str) -> list[str]:
     """Return the names of all objects under the prefix, sorted."""
     return sorted(entry.name for entry in _list(uri))

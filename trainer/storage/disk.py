@@ -50,6 +50,12 @@ def exists(uri: str) -> bool:
     return Path(uri).exists()
 
 
+def check_whole(uri: str) -> None:
+    """Say whether there is a folder."""
+    if not Path(uri).is_dir():
+        raise NotFound(f"{uri}: is not there")
+
+
 @_explained
 def list_names(uri: str) -> list[str]:
     """Return the names of all files, sorted."""
