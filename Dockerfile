@@ -5,7 +5,7 @@
 #
 # No syntax beyond what Docker's first builder knows, so that it builds where BuildKit is not to be had.
 
-FROM python:3.11-slim AS build
+FROM python:3.11-slim AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1
 WORKDIR /build
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends binutils >/dev/null
@@ -32,7 +32,9 @@ RUN tools/bin/pip install --quiet --no-compile --require-hashes --no-deps -r too
  && tools/bin/cyclonedx-py environment --output-reproducible -o /opt/sbom/python.cdx.json /opt/trireme/bin/python \
  && tools/bin/debsbom generate -t cdx -o /opt/sbom/debian
 
-# 3. The three rooms.
+# 3. The three rooms: a stage of their own, so that a change of them leaves the large one what it was, and nothing of it is
+#    looked at again.
+FROM dependencies AS rooms
 COPY pyproject.toml README.md LICENSE ./
 COPY trainer trainer
 COPY components components
@@ -46,10 +48,10 @@ FROM python:3.11-slim
 # Kubeflow's launcher puts artifacts into /gcs, /s3 and /minio, whoever the task runs as.
 RUN useradd --uid 10001 --user-group --no-create-home --home-dir /work --shell /usr/sbin/nologin trireme \
  && install -d -m 1777 /work /gcs /s3 /minio
-COPY --from=build /opt/trireme /opt/trireme
-COPY --from=build /opt/sbom /opt/sbom
+COPY --from=dependencies /opt/trireme /opt/trireme
+COPY --from=dependencies /opt/sbom /opt/sbom
 COPY image/entrypoint.sh /usr/local/bin/entrypoint
-COPY --from=build /opt/rooms /opt/rooms
+COPY --from=rooms /opt/rooms /opt/rooms
 # A .pth file in the environment names /opt/rooms, so that PYTHONPATH stays free for a user's own models. HOME is the one
 # place that is writable in every container: libraries put caches there, also when the root is read-only. The GPU runtime
 # hands out GPUs on request only; what it adds to them is named here.

@@ -113,13 +113,7 @@ def main():
 
 def measure(folder, num_examples, rounds):
     """Prints every ratio."""
-    import tensorflow as tf
-
-    from trainer.config import TrainConfig
-    from trainer.data.manifest import read_manifest
     from trainer.data.prepare import prepare
-    from trainer.data.reading import StreamFeed, load_split, open_feed
-    from trainer.data.records import parser
 
     (folder / "source").mkdir()
     files = make_source(folder / "source", num_examples)
@@ -140,6 +134,14 @@ def measure(folder, num_examples, rounds):
 
     found = best(max(1, rounds // 2), prepare=prepared, copy=copied)
     report("prepare", num_examples / found["prepare"], "copy with two processes", num_examples / found["copy"], 0.5)
+
+    # Not before: preparing files needs no TensorFlow, and is quicker in a process without it.
+    import tensorflow as tf
+
+    from trainer.config import TrainConfig
+    from trainer.data.manifest import read_manifest
+    from trainer.data.reading import StreamFeed, load_split, open_feed
+    from trainer.data.records import parser
 
     examples = next(folder.glob("prepared*"))
     manifest = read_manifest(examples)

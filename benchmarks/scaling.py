@@ -46,7 +46,7 @@ MODELS = {
 }
 DEVICE_FLOPS = 100e12  # what one worker's accelerator sustains
 NETWORKS_GBIT = (10, 25, 100)
-HOP_SECS = 150e-6  # of a ring's hop over gRPC, as measured on two hosts
+HOP_SECS = 150e-6  # of a hop of the ring over gRPC, between hosts of one zone
 
 
 def main() -> None:

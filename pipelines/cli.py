@@ -11,7 +11,7 @@ from pipelines import commands_check, commands_kubeflow, commands_schedule
 from pipelines.commands_models import add_models_command
 from pipelines.commands_predict import add_predict_command
 from pipelines.flags import EXIT_CODES
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, TriremeError
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, BadInput, TriremeError
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -25,6 +25,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(words)
     try:
+        for name, value in vars(arguments).items():
+            if value in ("", []) and name != "overrides":  # a variable of a script that is not set
+                raise BadInput(f"--{name.replace('_', '-')}: is empty; leave it out, or give it a value")
         return arguments.command(arguments)
     except TriremeError as error:
         print("\n".join(f"trireme: {line}" for line in str(error).splitlines()), file=sys.stderr)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from pipelines.targets.schedules import Found
 
 
+_NONE = "no schedules in the file and none on the server"
+
+
 def register(commands: argparse._SubParsersAction, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `schedule` and its verbs to the command line."""
     summary = "make the server's schedules equal the file's, and look after them"
@@ -70,7 +73,7 @@ def _apply(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(done, ensure_ascii=False))
     elif not done:
-        print("no schedules in the file and none on the server")
+        print(_NONE)
     return EXIT_DONE
 
 
@@ -88,6 +91,8 @@ def _diff(arguments: argparse.Namespace) -> int:
         signs = {"create": "+", "extra": "-", "keep": " ", "foreign": " ", "retire": " "}
         for one in steps:
             print(f"{signs.get(one.kind, '~')} {one.name:<16} {one.reason}")
+        if not steps:
+            print(_NONE)
     return EXIT_FAILED if any(one.differs for one in steps) else EXIT_DONE
 
 
@@ -237,6 +242,8 @@ def _status(arguments: argparse.Namespace) -> int:
         if row.state in ("missing", "changed") or (not row.ok and not notes):
             notes.append("the server's is not the file's: see schedule diff")
         print(f"{row.name:<16} {row.state:<8} {last:<26} {following}" + "".join(f"; {note}" for note in notes))
+    if not rows and not arguments.json:
+        print("the file has no schedules")
     return EXIT_DONE if all(row.ok for row in rows) else EXIT_FAILED
 
 

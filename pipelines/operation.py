@@ -13,9 +13,8 @@ from pipelines.cron import parse_cron, zone_of
 from trainer.config import PositiveInt, Problem, Section, text
 from trainer.errors import BadInput
 
-_Host = text(
-    r"https?://[^\s/?#@]+(/[^\s?#]*)?", "an address such as https://kubeflow.example.org/pipeline, without a password"
-)
+HOST = r"https?://[^\s/?#@]+(/[^\s?#]*)?"
+_Host = text(HOST, "an address such as https://kubeflow.example.org/pipeline, without a password")
 _Owner = text(
     r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", "at most 63 letters, digits, hyphens, dots and underscores"
 )

@@ -69,6 +69,7 @@ class Request:
     path: str
     query: dict
     body: Any
+    token: str | None
 
 
 class FakeKubernetes:
@@ -285,7 +286,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length", 0))
         body = json.loads(self.rfile.read(length) or b"null")
         with fake.changed:
-            fake.requests.append(Request(self.command, address.path, query, body))
+            fake.requests.append(Request(self.command, address.path, query, body, self.headers.get("Authorization")))
             fake.changed.notify_all()
         self.fault = fake.take_fault(self.command, address.path)
         try:

@@ -33,7 +33,7 @@ def published_schema(kind):
     file = CRDS / FILES[kind]
     if not file.is_file():
         pytest.skip(f"the published custom-resource definitions are not beside this repository ({file.name})")
-    found = yaml.load(file.read_text(), Loader=yaml.CSafeLoader)
+    found = yaml.CSafeLoader(file.read_text()).get_single_data()
     return found["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 

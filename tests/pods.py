@@ -143,7 +143,7 @@ class _Run:
             assert time.monotonic() < deadline, f"no {text!r} within {timeout_secs} s\n{self.report()}"
             time.sleep(_LOOK_EVERY_SECS)
 
-    def wait(self, timeout_secs=240.0):
+    def wait(self, timeout_secs=450.0):
         """How it ended."""
         deadline = time.monotonic() + timeout_secs
         while self.state is None:

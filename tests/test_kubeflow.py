@@ -229,3 +229,22 @@ def test_no_secret_shows_in_output_errors_or_what_is_uploaded(
     assert [one.code for one in said[2:]] == [2, 2, 1, 2]
     stored = json.dumps([operator.server.versions, operator.server.runs])
     assert "very-secret" not in "".join(one.out + one.err for one in said) + stored
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["submit", "@", "--root", ""], "--root: is empty; leave it out, or give it a value"),
+        (["submit", "@", "--experiment", ""], "--experiment: is empty"),
+        (["upload", "@", "--copy-to", ""], "--copy-to: is empty"),
+        (["upload", "@", "--token-command", ""], "--token-command: is empty"),
+        (["submit", "@", "--root", "somewhere"], "root = somewhere: must be a bucket"),
+        (["upload", "@", "--copy-to", "gs:/bucket/x"], "'gs:/bucket/x': storage knows plain folders and gs:// only"),
+    ],
+)
+def test_a_place_that_is_empty_or_misspelt_is_not_taken_for_another(operator, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    said = operator(*words)
+    assert (said.code, message in said.err) == (2, True), said.err
+    assert not (tmp_path / "gs:").exists()
+    assert operator.server.runs == {}

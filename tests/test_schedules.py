@@ -391,3 +391,11 @@ def test_a_schedule_that_has_ended_says_so_and_one_at_the_end_of_time_is_refused
     operator.write("schedules:\n  w:\n    cron: 0 3 29 2 *\n    start: 9999-12-31T00:00:00Z\n")
     said = operator("schedule", "preview", "@")
     assert (said.code, "must be of a year from 2000 to 2999" in said.err) == (2, True)
+
+
+def test_a_file_without_schedules_says_so(operator: Operator) -> None:
+    operator.write()
+    for verb in ("apply", "diff"):
+        said = operator("schedule", verb, "@")
+        assert (said.code, said.out) == (0, "no schedules in the file and none on the server\n")
+    assert operator("schedule", "status", "@").out == "the file has no schedules\n"

@@ -88,11 +88,5 @@ def test_a_section_that_is_not_one_is_named_with_its_line(place, capsys):
     assert "config.yaml:2: evaluat = {}: unknown key; did you mean evaluate?" in capsys.readouterr().err
 
 
-def test_a_manifest_that_is_no_text_is_called_altered(place, capsys):
-    (place / "examples" / "manifest.json").write_bytes(b"\xff\xfe")
-    assert main(["train", "config.yaml", "--examples", "examples", "--output", "new"]) == 2
-    assert "examples/manifest.json: was altered (it is not UTF-8)" in capsys.readouterr().err
-
-
 def test_the_steps_know_every_section_of_a_configuration():
     assert set(SECTIONS) == set(Config.model_fields)

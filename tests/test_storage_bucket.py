@@ -499,6 +499,29 @@ def test_a_file_that_changes_between_two_tries_is_not_published(faults, gcs, mod
     assert not storage.exists(f"{gcs}/v")
 
 
+def test_what_was_published_is_held_against_what_is_there_without_reading_it(gcs, model, tmp_path):
+    uri = f"{gcs}/v"
+    with pytest.raises(storage.NotFound):
+        storage.check_whole(uri)
+    storage.publish(model, uri)
+    storage.check_whole(uri)
+    name = storage.list_names(uri)[0]
+    other = tmp_path / "other"
+    other.write_text("another content")
+    service.delete(gcs.removeprefix("gs://"), f"v/{name}")
+    with pytest.raises(WorldFailure, match=f"{name}: is missing"):
+        storage.check_whole(uri)
+    storage.publish(other, f"{uri}/{name}")
+    with pytest.raises(WorldFailure, match=f"{name}: is not what was published"):
+        storage.check_whole(uri)
+    bucket.write_bytes(f"{uri}/{names.MARKER}", bucket._marker(False, {}), None)
+    with pytest.raises(WorldFailure, match="was never finished"):
+        storage.check_whole(uri)
+    storage.check_whole(str(model))
+    with pytest.raises(storage.NotFound):
+        storage.check_whole(str(model / "nowhere"))
+
+
 @pytest.mark.slow
 def test_a_publication_killed_anywhere_leaves_nothing_or_all_and_the_next_one_completes_it(gcs, tmp_path):
     (tmp_path / "dataset").mkdir()

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.cluster import describe
 from trainer.config import (
     OVERRIDDEN,
     DataConfig,
@@ -257,17 +256,9 @@ def _export(arguments: argparse.Namespace) -> None:
         export_model(model, manifest, reference_examples(arguments.examples, manifest), partial)
 
 
-def _has_parameter_servers() -> bool:
-    try:
-        description = describe(os.environ)
-    except BadInput:
-        return False
-    return description is not None and description.num_parameter_servers > 0
-
-
 if __name__ == "__main__":
     code = main()
-    if _has_parameter_servers():
+    if getattr(sys.modules.get("trainer.parameter_server"), "coordinators", None):
         # The coordinator's destructor waits for a lost worker for ever. All is written by now.
         sys.stdout.flush()
         sys.stderr.flush()

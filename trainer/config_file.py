@@ -110,7 +110,7 @@ def _read(text: str, lines: dict[str, int], file: str) -> Any:
     """The value of a YAML text; `lines` learns where its parts stand. Raises BadInput and yaml's own errors."""
     try:
         _note_lines(yaml.compose(text, Loader=_Loader), "", lines, file)
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        return _Loader(text).get_single_data()
     except RecursionError:
         raise BadInput(f"{file}: is nested too deeply") from None
 

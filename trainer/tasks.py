@@ -320,6 +320,7 @@ def check_serving(serving: str, model: Any, serving_check: Any) -> None:
     from trainer.serving import check_serving as check
 
     config = parse_json(ServingConfig, serving, path="serving")
+    _present(model, "train.json")
     found = check(config, Path(model.path))
     Path(serving_check.path).mkdir(parents=True, exist_ok=True)
     write_json(Path(serving_check.path) / SERVING_FILE, found)

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pipelines.operation import KubeflowConfig
+from pipelines.operation import HOST, KubeflowConfig
 from trainer.errors import BadInput, TriremeError, WorldFailure
 
 _IN_CLUSTER_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
@@ -99,8 +99,8 @@ def find_access(config: KubeflowConfig, flags: Mapping[str, Any], environ: Mappi
         raise BadInput("kubeflow.host = null: no server is named; give --host, kubeflow.host or TRIREME_KFP_HOST")
     if re.match(r"[^/]*//[^/]*@", host):
         raise BadInput("host: holds a name or a password, which would be shown; give a token or cookies")
-    if not re.match(r"https?://[^\s/]", host):
-        raise BadInput(f"host = {host}: must begin with http:// or https://")
+    if not re.fullmatch(HOST, host):
+        raise BadInput(f"host = {host}: must be an address such as https://kubeflow.example.org/pipeline")
     for name in ("ca_file", "client_certificate", "client_key"):
         if chosen(name) is not None and not Path(chosen(name)).is_file():
             raise BadInput(f"kubeflow.{name} = {chosen(name)}: there is no such file")
@@ -260,12 +260,20 @@ class HtmlPage(Exception):
     """A proxy answered with a page for people, and with success."""
 
 
+class ForeignAnswer(HtmlPage):
+    """Something else than a Kubeflow Pipelines server answered, and with success."""
+
+
 def explain(error: Exception, what: str, access: Access) -> TriremeError:
     """One sentence on what went wrong and what to do, without a secret."""
     status, host = _status(error), access.host
     where = f" in the namespace {access.namespace}" if access.namespace else ""
     said = access.hide(_said(error))
     begin = f"{host} could not {what}"
+    if isinstance(error, ForeignAnswer):
+        return BadInput(
+            f"{begin}: what answered is no Kubeflow Pipelines server; check the path of --host, often /pipeline"
+        )
     if isinstance(error, HtmlPage) or status in (301, 302, 303, 307, 308):
         return BadInput(
             f"{begin}: a proxy answered with its sign-in page; give --token-file, --token-command or --cookies-file, or"
@@ -392,6 +400,9 @@ def _client(access: Access) -> Any:
                 kind = answer.urllib3_response.headers.get("content-type", "")
                 if "html" in kind or answer.data[:1] in (b"<", "<"):  # kfp would take it for an empty answer
                     raise HtmlPage
+                said = answer.data.strip()
+                if answer.status < 300 and said[:1] != b"{" and (said or method == "GET"):
+                    raise ForeignAnswer  # kfp would take this for an empty one, too
                 return answer
 
             transport.request = request

@@ -194,12 +194,16 @@ def root_of(config: Config, root: str | None) -> str:
     """Where the runs' data is.
 
     Raises:
-        BadInput: Nobody says.
+        BadInput: Nobody says, or it is no place that pods share.
     """
     found = root or config.cluster.pipeline_root
     if found is None:
         raise BadInput(
             "cluster.pipeline_root = null: runs on a cluster need one, such as gs://bucket/trireme; or give --root"
+        )
+    if "://" not in found and not found.startswith("/"):
+        raise BadInput(
+            f"root = {found}: must be a bucket, such as gs://bucket/trireme, or the absolute path of a volume"
         )
     return found
 

@@ -153,8 +153,15 @@ def _prepared(
     with open_workers(source, config, local, seed, work, folder, num_workers) as workers:
         summaries = _read_parts(workers, source, Plan.of(config, seed))
         layout = _layout(source, config, summaries)
-        shards = _write_shards(workers, layout)
-    statistics, manifest = _describe(source, layout, summaries, shards, work)
+        jobs = [
+            {"layout": asdict(layout), "split": split, "shard": number}
+            for split, count in layout.num_shards.items()
+            for number in range(count)
+        ]
+        results = workers.run(jobs, lambda place, count: None)
+        statistics = _counted(layout, summaries, work)  # while other processes write
+        shards = _collect_shards(layout, jobs, results)
+    manifest = _described(source, layout, statistics, shards)
     bad = [record for summary in summaries for record in summary["bad"]]
     if bad:
         say(f"left out {len(bad)} bad records, listed in {BAD_RECORDS_FILE}; the first: {BadRecord(*bad[0])}")
@@ -227,33 +234,33 @@ def _layout(source: Source, config: DataConfig, summaries: list[dict[str, Any]])
     return Layout(names, len(summaries), source.label_name, class_names, num_shards)
 
 
-def _write_shards(workers: Any, layout: Layout) -> dict[str, list[Shard]]:
-    jobs = [
-        {"layout": asdict(layout), "split": split, "shard": number}
-        for split, count in layout.num_shards.items()
-        for number in range(count)
-    ]
+def _collect_shards(layout: Layout, jobs: list[dict[str, Any]], results: Any) -> dict[str, list[Shard]]:
     found: dict[str, list[Any]] = {split: [None] * count for split, count in layout.num_shards.items()}
     with progress("prepare-data", total=len(jobs), unit="shard") as bar:
-        for done, (place, result) in enumerate(workers.run(jobs, lambda place, count: None), 1):
+        for done, (place, result) in enumerate(results, 1):
             found[jobs[place]["split"]][jobs[place]["shard"]] = Shard(**result)
             bar.update(done)
     return found
 
 
-def _describe(
-    source: Source, layout: Layout, summaries: list[dict[str, Any]], shards: dict[str, list[Shard]], work: Path
-) -> tuple[Statistics, Manifest]:
-    counted, splits = {}, {}
-    for name, collectors in merged_statistics(work, layout.num_parts, layout.split_names).items():
-        counted[name] = {key: found.result() for key, found in collectors.items()}
-        label = {value.value: value.count for value in counted[name][source.label_name].values}
+def _counted(layout: Layout, summaries: list[dict[str, Any]], work: Path) -> Statistics:
+    counted = {
+        name: {key: found.result() for key, found in collectors.items()}
+        for name, collectors in merged_statistics(work, layout.num_parts, layout.split_names).items()
+    }
+    return Statistics(splits=counted, shared_examples=find_leaks(layout, work, summaries))
+
+
+def _described(source: Source, layout: Layout, statistics: Statistics, shards: dict[str, list[Shard]]) -> Manifest:
+    splits = {}
+    for name in layout.split_names:
+        label = {value.value: value.count for value in statistics.splits[name][source.label_name].values}
         splits[name] = Split(
             num_examples=sum(shard.num_examples for shard in shards[name]),
             label_counts=[label.get(class_name, 0) for class_name in layout.class_names or []],
             shards=shards[name],
         )
-    manifest = Manifest(
+    return Manifest(
         source=source.description(),
         features=source.features,
         label=Label(name=source.label_name, class_names=layout.class_names),
@@ -261,7 +268,6 @@ def _describe(
         splits=splits,
         statistics_sha256="",
     )
-    return Statistics(splits=counted, shared_examples=find_leaks(layout, work, summaries)), manifest
 
 
 def _write_companions(folder: Path, manifest: Manifest, statistics: Statistics) -> None:

@@ -141,11 +141,16 @@ class _Processes:
         self._messages.put((number, None))
 
     def run(self, jobs: Sequence[Job], advance: Callable[[int, int], None]) -> Iterator[tuple[int, Any]]:
-        """As `Workers.run`."""
+        """As `Workers.run`; the first jobs begin before anything is asked of what is returned."""
         waiting = list(enumerate(jobs))[::-1]
         doing: dict[int, int] = {}
         for number in range(len(self._processes)):
             self._next(number, waiting, doing)
+        return self._results(waiting, doing, advance)
+
+    def _results(
+        self, waiting: list[tuple[int, Job]], doing: dict[int, int], advance: Callable[[int, int], None]
+    ) -> Iterator[tuple[int, Any]]:
         while doing:
             number, message = self._messages.get()
             if message is None:

@@ -8,6 +8,7 @@ every decision is made by whoever iterates over `watch`. The engine starts pods 
 what cannot come to anything, and finds whose fault it was.
 """
 
+import math
 import queue
 import threading
 import time
@@ -42,10 +43,20 @@ class ClusterLauncher:
         emit: Is given the name of a process and a line of its log, from a thread of its own.
         start_timeout_secs: How long the pods may take to start, from when the job is not held back by a queue.
         max_restarts: How often a process may be started again, where the engine does not count.
+        clock: Seconds that only grow.
     """
 
-    def __init__(self, job: Job, api: Api, *, emit: Emit, start_timeout_secs: float, max_restarts: int) -> None:
-        self._job, self._api, self._emit = job, api, emit
+    def __init__(
+        self,
+        job: Job,
+        api: Api,
+        *,
+        emit: Emit,
+        start_timeout_secs: float,
+        max_restarts: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job, self._api, self._emit, self._clock = job, api, emit, clock
         self._start_timeout_secs, self._max_restarts = start_timeout_secs, max_restarts
         self._events: queue.SimpleQueue[tuple[str, str, Any]] = queue.SimpleQueue()
         self._watches: list[Watch] = []
@@ -56,7 +67,7 @@ class ClusterLauncher:
         self._uid: str | None = None
         self._adopted = self._had_started = self._was_suspended = False
         self._waiting_since: float | None = None
-        self._asked_events_at = 0.0
+        self._asked_events_at = -math.inf
         self._said: dict[str, str] = {}
         self._attempt = 0
         self._stop_lock = threading.Lock()
@@ -157,7 +168,7 @@ class ClusterLauncher:
         if self._uid is not None:
             self._api.delete_now(self._job.resource, self._job.name, self._uid)
         if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
+            self._stopped_at = self._clock()
         self._events.put(("launcher", "STOP", None))
         self._stop_lock.release()
 
@@ -200,7 +211,7 @@ class ClusterLauncher:
             yield f"{self._job.title} has been admitted"
         self._was_suspended = state.kind == "suspended"
         if state.kind == "done":
-            yield from self._take_late_pods(lambda: bool(self._logs))
+            yield from self._take_late_pods(lambda: self._adopted or bool(self._logs))
             self._finish_logs()
             self._result = GroupResult(exit_code=EXIT_DONE, restarts=self._attempt)
         elif state.kind == "failed":
@@ -279,7 +290,7 @@ class ClusterLauncher:
     # What nobody sends an event about.
 
     def _look(self) -> Iterator[str]:
-        now = time.monotonic()
+        now = self._clock()
         if self._stopped_at is not None:
             if now - self._stopped_at > self._grace_period_secs + _QUIET_SECS:
                 self._result = GroupResult(exit_code=EXIT_PREEMPTED, restarts=self._attempt)
@@ -358,7 +369,8 @@ class ClusterLauncher:
             why = f"took longer than it may (cluster.timeout_secs): {state.text}"
             self._conclude(MemberFailure(member=self._job.title, reason=why))
             return
-        yield from self._take_late_pods(lambda: bool(self._last_failures()))
+        # All that is known may be echoes, whose cause is about to be told.
+        yield from self._take_late_pods(lambda: not all(one.is_echo for one in self._last_failures()))
         failed = self._last_failures()
         if failed:
             self._conclude(next((one for one in failed if not one.is_echo), failed[0]))

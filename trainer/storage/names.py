@@ -118,7 +118,7 @@ def is_remote(uri: str | Path) -> bool:
     text = os.fspath(uri)
     if text.startswith(SCHEME):
         return True
-    if not text or re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text):
+    if not text or re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", text):  # also with a slash missing
         raise BadInput(f"{text!a}: storage knows plain folders and {SCHEME} only")
     return False
 
