@@ -13,7 +13,6 @@ import keras
 import numpy as np
 import psutil
 import pytest
-import tensorflow as tf
 from small_data import write_dataset
 
 from trainer.config import GroupConfig, TrainConfig, parse
@@ -182,7 +181,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from trainer.config import TrainConfig, parse_json
 from trainer.loop import fit
-signal.alarm(300)  # workers that wait for one another would wait for ever
+signal.alarm(600)  # workers that wait for one another would wait for ever
 speed = 200 if json.loads(os.environ["TF_CONFIG"])["task"]["index"] else 1
 examples, folder, checkpoints = map(Path, sys.argv[2:])
 fit(parse_json(TrainConfig, sys.argv[1]), 3, examples, folder, checkpoints, clock=lambda: speed * time.monotonic())
@@ -190,9 +189,8 @@ fit(parse_json(TrainConfig, sys.argv[1]), 3, examples, folder, checkpoints, cloc
 
 
 def test_workers_whose_clocks_differ_make_the_same_steps_of_a_streamed_split(examples, tmp_path):
-    settings = EVERYTHING | {"epochs": 20, "cache_bytes": 0, "checkpoint_every_secs": 0.001}
-    here = {"tensorboard_dir": str(tmp_path / "board"), "profile_steps": [10, 11]}  # the chief alone profiles
-    together = parse(TrainConfig, settings | here | {"strategy": "multi_worker_mirrored"})
+    settings = EVERYTHING | {"epochs": 12, "cache_bytes": 0, "checkpoint_every_secs": 0.001}
+    together = parse(TrainConfig, settings | {"strategy": "multi_worker_mirrored"})
     paths = map(str, (examples, tmp_path / "together", tmp_path / "c1"))
     result = run_group(
         [sys.executable, "-c", WITH_CLOCKS, together.to_json(), *paths],
@@ -200,12 +198,8 @@ def test_workers_whose_clocks_differ_make_the_same_steps_of_a_streamed_split(exa
     )  # fmt: skip
     assert result.exit_code == 0, result.first_failure
     fit(parse(TrainConfig, settings), 3, examples, tmp_path / "alone", tmp_path / "c2")
-    assert difference(weights(tmp_path / "alone"), weights(tmp_path / "together")) < 1e-6  # 80 steps
-    assert [row["num_examples"] for row in rows(tmp_path / "together")] == [61] * 20
-    board = [file.name for file in (tmp_path / "board").rglob("*") if file.is_file()]
-    assert any(name.endswith("xplane.pb") for name in board)
-    (events,) = (tmp_path / "board").glob("events.*")
-    assert any(event.HasField("graph_def") for event in tf.compat.v1.train.summary_iterator(str(events)))
+    assert difference(weights(tmp_path / "alone"), weights(tmp_path / "together")) < 1e-6  # 48 steps
+    assert [row["num_examples"] for row in rows(tmp_path / "together")] == [61] * 12
 
 
 def test_a_strategy_for_one_process_is_refused_before_anybody_is_waited_for(examples, tmp_path):
