@@ -39,6 +39,7 @@ class Pod:
     process: object = None
     log_path: Path | None = None
     ended_at: float | None = None
+    killed: bool = False
 
     def start(self, network, folder, environ, limit=None):
         self.host = network.host(self.names)
@@ -60,6 +61,8 @@ class Pod:
         code = self.process.poll()
         if code is not None and self.ended_at is None:
             self.ended_at = time.monotonic()
+        if code is not None and self.killed:
+            return 137  # some versions of unshare end with 1 when their child is killed
         return code if code is None or code >= 0 else 128 - code
 
     @property
@@ -72,6 +75,7 @@ class Pod:
 
     def kill(self):
         """The node is lost, or memory ran out."""
+        self.killed = self.exit_code is None
         self.signal(signal.SIGKILL)
         self.process.wait()
 
