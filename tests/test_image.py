@@ -149,7 +149,7 @@ def test_words_go_to_the_trainer_and_programs_are_left_alone(call):
     wrong = call("trian")
     assert wrong.returncode == EXIT_BAD_INPUT
     assert "invalid choice: 'trian'" in wrong.stderr
-    absent = call("train", "absent.yaml", "--examples", "here", "--output", "there")
+    absent = call("train", "absent.yaml", "--examples", "/opt", "--output", "there")
     assert absent.returncode == EXIT_BAD_INPUT
     assert "absent.yaml" in absent.stderr
     assert call("export").returncode == EXIT_BAD_INPUT  # a step without its arguments, and a word of the shell
