@@ -140,6 +140,9 @@ for i in range(60):
     if i == 20:
         coordinator.join()
         print("training", flush=True)
+    if i == 40:  # a worker that was lost has the time to come back
+        while pathlib.Path(sys.argv[1], "lost").exists():
+            time.sleep(0.1)
     time.sleep(0.1)
 coordinator.join()
 print("total", float(total), flush=True)
@@ -156,7 +159,11 @@ def test_parameter_servers_outlive_a_worker_and_start_again_after_a_lost_server(
         if (source, line) == ("chief", "training") and not killed:
             served = [line for source, line in said if source == victim and line.startswith("serving")]
             killed.append(int(served[0].split()[1]))
+            if restarts == 0:
+                (tmp_path / "lost").touch()
             os.kill(killed[0], signal.SIGKILL)
+        elif source == victim and line.startswith("serving") and killed:
+            (tmp_path / "lost").unlink(missing_ok=True)
 
     result, said = run(tmp_path, PARAMETER_SERVER, kill, 2, 1, max_restarts=1)
     assert (result.exit_code, result.restarts) == (0, restarts), said[-30:]

@@ -224,6 +224,8 @@ def _csv_rows(file: Path, features: dict[str, Any]) -> Iterator[_Row]:
 
 def _jsonl_rows(file: Path, features: dict[str, Any]) -> Iterator[_Row]:
     for number, line in _lines(file):
+        if not line.strip():
+            continue
         try:
             given = json.loads(line)
         except json.JSONDecodeError as error:
