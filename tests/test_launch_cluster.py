@@ -346,6 +346,7 @@ def test_a_group_that_its_engine_starts_again_is_followed_into_the_next_try(serv
         work.created()
         all_start(server)
         server.write(f"{NAME}-node-0-0-0", "first try")
+        work.hears("first try")
         fail_pod(server, 1, 137, "2026-11-30T12:00:03Z", "killed here")
         work.hears("worker 1 was ended by SIGKILL")
         for index in range(2):

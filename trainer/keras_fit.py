@@ -9,6 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trainer.checkpoint import Checkpoints, identity
 from trainer.data.reading import MemoryFeed
 from trainer.epochs import finish_epoch
@@ -59,8 +61,13 @@ def fit_with_keras(
         class Watch(keras.callbacks.Callback):
             """Shows progress, and ends the fit when a signal came."""
 
+            def __init__(self) -> None:
+                super().__init__()
+                self.losses: list[float] = []
+
             def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
                 loss = (logs or {}).get("loss")
+                self.losses.append(math.nan if loss is None else float(loss))
                 bar.update(run.state.step + batch + 1, f"loss {loss:.4f}" if loss is not None else "")
                 if stop.asked is not None:
                     self.model.stop_training = True
@@ -69,6 +76,7 @@ def fit_with_keras(
         with progress("train-model", total=run.total_steps, unit="step") as bar:
             while state.step < run.total_steps and not state.finished:
                 epoch = state.step // run.steps_per_epoch
+                watch = Watch()
                 with run.timed("stepping"):
                     history = trainer.model.fit(
                         _epoch(run.train_feed, epoch, kept, config.global_batch_size, steps),
@@ -76,7 +84,7 @@ def fit_with_keras(
                         epochs=epoch + 1,
                         verbose=0,
                         shuffle=False,
-                        callbacks=[Watch()],
+                        callbacks=[watch],
                     ).history
                 if stop.asked is not None:
                     raise Preempted(
@@ -84,6 +92,9 @@ def fit_with_keras(
                         f" after step {state.step:,}"
                     )
                 loss = history["loss"][-1]
+                if _is_untouched(getattr(trainer.model, "_loss_tracker", None)):
+                    sizes = [min(config.global_batch_size, kept - at * config.global_batch_size) for at in range(steps)]
+                    loss = float(np.average(watch.losses, weights=sizes if len(watch.losses) == steps else None))
                 if not math.isfinite(loss):
                     raise WorldFailure(f"the loss is {loss} in epoch {epoch + 1}: lower train.learning_rate")
                 state.step = (epoch + 1) * run.steps_per_epoch
@@ -159,6 +170,13 @@ def _compile(run: Run) -> None:
             run_eagerly=config.eager,
             steps_per_execution=1 if config.eager else min(_STEPS_PER_EXECUTION, run.steps_per_epoch),
         )
+
+
+def _is_untouched(tracker: Any) -> bool:
+    """Whether a step of the model's own never told Keras its loss, for which Keras' history then has 0."""
+    import keras
+
+    return tracker is not None and float(keras.ops.convert_to_numpy(tracker.count)) == 0.0
 
 
 def _loss(objective: Any, label_dtype: str) -> Any:
