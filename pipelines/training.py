@@ -96,20 +96,11 @@ def build_pipeline(config: Config) -> Any:
                 others.append(decided)
                 retried.append(decided)
                 stack.enter_context(dsl.If(decided.outputs["Output"] == True, name="needed"))  # noqa: E712 - becomes CEL
+            how = {"train": train, "group": group, "seed": seed, "name": name, "root": root, "code": code}
             if job is None:
-                trained = train_model(
-                    train=train, group=group, seed=seed, name=name, root=root, code=code, examples=examples
-                )
+                trained = train_model(**how, examples=examples)
             else:
-                trained = train_distributed(
-                    train=train,
-                    group=group,
-                    seed=seed,
-                    name=name,
-                    root=root,
-                    code=code,
-                    examples=prepared.outputs["Output"],
-                )
+                trained = train_distributed(**how, examples=prepared.outputs["Output"])
             (decided if gated else trained).after(*validated)
             model = trained.outputs["model"]
             measured = evaluate_model(

@@ -22,27 +22,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @pytest.fixture(scope="session", autouse=True)
 def tfds_data_dir(tmp_path_factory):
-    """Builders that tests prepare go to a folder of this session, never to the home folder."""
+    """Builders that tests prepare go to a folder of this session, never to the home folder; so do copies out of buckets."""
     folder = tmp_path_factory.mktemp("tfds")
-    before = os.environ.get("TFDS_DATA_DIR")
-    os.environ["TFDS_DATA_DIR"] = str(folder)
-    yield folder
-    if before is None:
-        del os.environ["TFDS_DATA_DIR"]
-    else:
-        os.environ["TFDS_DATA_DIR"] = before
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache_dir(tmp_path_factory):
-    """What is brought from buckets goes to a folder of this session."""
-    folder = tmp_path_factory.mktemp("cache")
-    before = os.environ.get("TRIREME_CACHE_DIR")
-    os.environ["TRIREME_CACHE_DIR"] = str(folder)
-    yield folder
-    os.environ.pop("TRIREME_CACHE_DIR")
-    if before is not None:
-        os.environ["TRIREME_CACHE_DIR"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TFDS_DATA_DIR", str(folder))
+        patch.setenv("TRIREME_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -94,8 +94,10 @@ def job_name(owner: Owner) -> str:
     return f"{owner.name[: _MOST_NAME - _DIGEST - 1].rstrip('-')}-{digest}"
 
 
-def metadata_of(owner: Owner, config: JobConfig, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The job's metadata: whose it is, by whom it ends, and the queue that it waits in."""
+def manifest_of(
+    resource: Resource, kind: str, owner: Owner, config: JobConfig, spec: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The job's object: whose it is, by whom it ends, the queue that it waits in, and the engine's own `spec`."""
     labels = dict(owner.labels)
     if config.gang == "kueue" and config.queue:
         labels["kueue.x-k8s.io/queue-name"] = config.queue
@@ -107,7 +109,8 @@ def metadata_of(owner: Owner, config: JobConfig, spec: Mapping[str, Any]) -> dic
     }
     if owner.reference is not None:
         metadata["ownerReferences"] = [dict(owner.reference)]
-    return metadata
+    api = f"{resource.group}/{resource.version}"
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, "spec": dict(spec)}
 
 
 def command_of() -> list[str]:

@@ -20,7 +20,7 @@ from trainer.launch.job import (
     group_variables,
     job_name,
     literal,
-    metadata_of,
+    manifest_of,
     pod_template,
 )
 from trainer.launch.pods import RESTARTABLE_EXIT_CODE, labels_of
@@ -78,12 +78,7 @@ def tfjob(request: str, config: JobConfig, group: GroupConfig, owner: Owner) -> 
     name = job_name(owner)
     return Job(
         resource=TFJOBS,
-        manifest={
-            "apiVersion": f"{TFJOBS.group}/{TFJOBS.version}",
-            "kind": KIND,
-            "metadata": metadata_of(owner, config, spec),
-            "spec": spec,
-        },
+        manifest=manifest_of(TFJOBS, KIND, owner, config, spec),
         container=_CONTAINER,
         pod_selector=f"{_NAME_LABEL}={name}",
         num_pods=num_pods,

@@ -21,7 +21,7 @@ from trainer.launch.job import (
     group_variables,
     job_name,
     literal,
-    metadata_of,
+    manifest_of,
     pod_template,
 )
 from trainer.launch.pods import labels_of, node_member
@@ -97,12 +97,7 @@ def trainjob(
     name = job_name(owner)
     return Job(
         resource=TRAINJOBS,
-        manifest={
-            "apiVersion": f"{TRAINJOBS.group}/{TRAINJOBS.version}",
-            "kind": KIND,
-            "metadata": metadata_of(owner, config, spec),
-            "spec": spec,
-        },
+        manifest=manifest_of(TRAINJOBS, KIND, owner, config, spec),
         container=CONTAINER,
         pod_selector=f"{_NAME_LABEL}={name}",
         num_pods=num_pods,
