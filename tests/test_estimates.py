@@ -84,10 +84,16 @@ def test_every_metric_of_a_task_is_there(predictions):
     assert names_of("regression", [0.25]) == (*REGRESSION, "pinball_0.25")
 
 
+def test_the_first_k_of_no_more_classes_than_k_say_nothing(predictions):
+    labels, probabilities = predictions(30, 3)
+    assert estimates.of_classes(labels, probabilities, top_k=3)["top_k_accuracy"].value is None
+    assert estimates.of_classes(labels, probabilities, top_k=2)["top_k_accuracy"].value is not None
+
+
 def test_the_order_of_the_examples_does_not_matter(predictions):
     labels, probabilities = predictions(300, 5)
     order = np.random.default_rng(0).permutation(300)
-    one, other = (estimates.of_classes(labels[o], probabilities[o]) for o in (np.arange(300), order))
+    one, other = (estimates.of_classes(labels[o], probabilities[o], top_k=2) for o in (np.arange(300), order))
     for name, found in one.items():
         assert found.value == pytest.approx(other[name].value, abs=1e-12), name
         np.testing.assert_allclose(found.influence[order], other[name].influence, atol=1e-9, err_msg=name)
@@ -100,9 +106,9 @@ def test_influences_are_what_leaving_an_example_out_does(predictions):
     labels, probabilities = labels[kept], probabilities[kept]
     num_examples = len(labels)
     probabilities[labels == 2] = 0.5 * probabilities[labels == 2] + [0.25, 0.25, 0.0]
-    whole = estimates.of_classes(labels, probabilities)
+    whole = estimates.of_classes(labels, probabilities, top_k=2)
     rows = np.arange(num_examples)
-    without = [estimates.of_classes(labels[rows != i], probabilities[rows != i]) for i in range(60)]
+    without = [estimates.of_classes(labels[rows != i], probabilities[rows != i], top_k=2) for i in range(60)]
     for name, found in whole.items():
         expected = np.array([(num_examples - 1) * (found.value - each[name].value) for each in without])
         assert abs(found.influence.sum()) < 1e-6 * num_examples, name

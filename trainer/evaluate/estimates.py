@@ -79,7 +79,8 @@ def of_classes(labels: np.ndarray, probabilities: np.ndarray, *, top_k: int = 5)
     accuracy = proportion(right)
     return {
         "accuracy": accuracy,
-        "top_k_accuracy": proportion(ahead < top_k),
+        # Of no more classes than k every label is among the k: a threshold on that would pass without meaning.
+        "top_k_accuracy": proportion(ahead < top_k) if top_k < num_classes else UNDEFINED,
         "loss": mean(-np.log(np.clip(chosen, _TINY, 1.0))),
         **_averages(labels, predicted, counted),
         **dict.fromkeys(("micro_precision", "micro_recall", "micro_f1", "weighted_recall"), accuracy),
