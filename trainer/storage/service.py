@@ -468,7 +468,9 @@ def _connection(process: int, emulator: str | None) -> tuple[google_storage.Clie
     if emulator and "://" not in emulator:
         raise BadInput(f"STORAGE_EMULATOR_HOST {emulator!r}: must begin with http:// or https://")
     credentials = _credentials(emulator)
-    session = AuthorizedSession(credentials)
+    # Nobody's credentials cannot be renewed: trying to would drop the refusal unread, and its connection unclosed.
+    renewed_on = () if isinstance(credentials, AnonymousCredentials) else (requests.codes.unauthorized,)
+    session = AuthorizedSession(credentials, refresh_status_codes=renewed_on)
     adapter = requests.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=2 * NUM_THREADS)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
