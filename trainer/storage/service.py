@@ -42,7 +42,7 @@ from google.cloud import storage as google_storage
 
 from trainer.errors import BadInput, WorldFailure
 from trainer.storage import waiting
-from trainer.storage.errors import Conflict, Denied, NotFound
+from trainer.storage.errors import Conflict, Denied, NotFound, unreachable
 
 logger = logging.getLogger(__name__)
 
@@ -443,15 +443,8 @@ def _account() -> str:
 def _said(error: Exception) -> str:
     """What went wrong, in a line: the service's own words, or who could not be reached and why."""
     code = getattr(error, "code", None)
-    cause = error
-    while not isinstance(cause, urllib3.exceptions.NewConnectionError | urllib3.exceptions.ConnectTimeoutError):
-        cause = getattr(cause, "reason", None) or next(iter(cause.args), None)
-        if not isinstance(cause, Exception):
-            break
-    else:
-        host = re.search(r"host='([^']*)', port=(\d+)", str(error))
-        reason = str(cause).rpartition(": ")[2] or type(cause).__name__
-        return f"no connection to {host[1]}:{host[2]}: {reason}" if host else reason
+    if told := unreachable(error):
+        return told
     text = getattr(error, "message", None) or str(error) or type(error).__name__
     return f"{code} {text}"[:500] if isinstance(code, int) else text[:500]
 
