@@ -34,7 +34,8 @@ def cache_keys(spec: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
     parameters = spec["root"].get("inputDefinitions", {}).get("parameters", {})
     bound = {name: arguments.get(name, definition.get("defaultValue")) for name, definition in parameters.items()}
     keys = dict(_walk(spec, spec["root"], bound))
-    return dict(sorted(keys.items(), key=lambda item: (_depth(item[0], keys), item[0])))
+    last = {name for name, task in spec["root"]["dag"]["tasks"].items() if "strategy" in task.get("triggerPolicy", {})}
+    return dict(sorted(keys.items(), key=lambda item: (item[0] in last, _depth(item[0], keys), item[0])))
 
 
 def _depth(task: str, keys: Mapping[str, Key]) -> int:

@@ -107,7 +107,7 @@ def _code(config: Config) -> Finding:
 
     image = config.cluster.image
     try:
-        labels = image_labels(connect(), image)
+        labels = image_labels(connect("start one to have it compared"), image)
     except BadInput as error:
         return Finding("passed", "code", f"not compared with the image's: {error}")
     if labels is None:

@@ -74,6 +74,7 @@ def _explain(arguments: argparse.Namespace) -> int:
             "cached": key.cached,
             "parts": key.parts,
             "changes": (changes(key, before.get(name)) if run else None) if key.cached else None,
+            "then": _ended_as(run, name) if run else None,
         }
         for name, key in keys.items()
     }
@@ -93,12 +94,29 @@ def _row(name: str, row: dict[str, Any]) -> str:
         lines = [f"{name:<18} may come from the cache"]
     elif row["changes"]:
         lines = [f"{name:<18} runs again", *(f"    changed  {change}" for change in row["changes"])]
+    elif row["then"] != "succeeded":
+        lines = [f"{name:<18} has the same key, but {row['then']} in that run: only an earlier run can have left it"]
     else:
-        lines = [f"{name:<18} comes from the cache, if what is made before it does and is still there"]
+        looked = [value for value in row["parts"].values() if str(value).startswith("from fingerprint-data.")]
+        files = "the files are the same, and " if looked else ""
+        lines = [f"{name:<18} comes from the cache, if {files}what is made before it does and is still there"]
     for part, value in row["parts"].items():
         text = value if isinstance(value, str) else json.dumps(value)
         lines.append(f"    {part:<10} {text if len(text) <= 90 else text[:87] + '...'}")
     return "\n".join(lines)
+
+
+def _ended_as(run: Any, name: str) -> str:
+    """What became of a task in a run: only what succeeded is in the cache."""
+    from pipelines.targets import kubeflow
+
+    if run.state == "SUCCEEDED":
+        return "succeeded"
+    state = next((task["state"] for task in kubeflow.tasks_of(run) if task["name"] == name), None)
+    if state in ("SUCCEEDED", "SKIPPED", "CACHED"):
+        return "succeeded"
+    otherwise = "has not ended" if run.state in kubeflow.IN_FLIGHT else "did not run"
+    return {"FAILED": "failed", "CANCELED": "was cancelled"}.get(state or "", otherwise)
 
 
 def _keys_of(server: Any, run: Any) -> dict[str, Any]:

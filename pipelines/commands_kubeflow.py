@@ -151,7 +151,8 @@ def _submit(arguments: argparse.Namespace) -> int:
     try:
         finished = kubeflow.watch(server, run.run_id, show)
     except KeyboardInterrupt:
-        _to_stderr(f"trireme: the run goes on; `trireme runs cancel` with {run.run_id} stops it")
+        stop = shlex.join(["trireme", "runs", "cancel", str(arguments.config), run.run_id])
+        _to_stderr(f"trireme: the run goes on; this stops it: {stop}")
         raise
     ended = kubeflow.describe(finished, config, arguments.root)
     if arguments.json:
@@ -172,7 +173,7 @@ def _list(arguments: argparse.Namespace) -> int:
     server = connect(arguments, config)
     experiment_id = kubeflow.find_experiment(server, arguments.experiment or kubeflow.experiment_of(config))
     listed = itertools.islice(kubeflow.runs(server, experiment_id), arguments.count) if experiment_id else ()
-    rows = [kubeflow.describe(run, config) for run in listed]
+    rows = kubeflow.describe_all(listed, config)
     if arguments.json:
         print(json.dumps([_plain(row) for row in rows], ensure_ascii=False))
         return EXIT_DONE

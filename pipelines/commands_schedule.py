@@ -257,7 +257,12 @@ def _ours(found: "Sequence[Found]", config: "Config", name: str) -> "list[Found]
     ours = [one for one in found if one.name == name and one.owner == config.kubeflow.owner]
     if not ours:
         others = sorted({one.owner for one in found if one.name == name})
-        whose = f"; one of that name belongs to {', '.join(others)}" if others else "; apply the file first"
+        there = dict.fromkeys(one.name for one in found if one.owner == config.kubeflow.owner)
+        whose = (
+            f"; one of that name belongs to {', '.join(others)}"
+            if others
+            else f", which has {', '.join(there) or 'none'}"
+        )
         raise BadInput(f"schedule = {name}: {config.kubeflow.owner} has no such schedule on the server{whose}")
     return ours
 

@@ -21,6 +21,7 @@ from trainer.config import (
     GroupConfig,
     JobConfig,
     NotifyConfig,
+    Place,
     PositiveInt,
     Problem,
     PushConfig,
@@ -68,7 +69,7 @@ class ClusterConfig(GroupConfig):
     may be anywhere."""
     image: Annotated[str, Field(min_length=1)] = "trireme:0.1.0"
     """Container image of every task."""
-    pipeline_root: str | None = None
+    pipeline_root: Place | None = None
     """Folder or `gs://` prefix for prepared data, checkpoints and the registry. None: given when a run is submitted;
     `trireme run` uses `--root`."""
     cpu: Quantity | None = None

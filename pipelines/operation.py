@@ -13,7 +13,10 @@ from pipelines.cron import parse_cron, zone_of
 from trainer.config import PositiveInt, Problem, Section, text
 from trainer.errors import BadInput
 
-HOST = r"https?://[^\s/?#@]+(/[^\s?#]*)?"
+_PORT = r"[1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d{2}|655[0-2]\d|6553[0-5]"
+HOST = rf"https?://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:]+)(:({_PORT}))?(/[^\s?#]*)?"
+NAMESPACE = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_Namespace = text(NAMESPACE, "the name of a namespace: lower-case letters, digits and hyphens, at most 63")
 _Host = text(HOST, "an address such as https://kubeflow.example.org/pipeline, without a password")
 _Owner = text(
     r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", "at most 63 letters, digits, hyphens, dots and underscores"
@@ -28,7 +31,7 @@ class KubeflowConfig(Section):
 
     host: _Host | None = None
     """Address of the server, such as `https://kubeflow.example.org/pipeline`. None: `--host` or TRIREME_KFP_HOST."""
-    namespace: str | None = None
+    namespace: _Namespace | None = None
     """Kubernetes namespace of the runs where the server keeps users apart. None: it does not."""
     experiment: str | None = None
     """Group of runs on the server. None: the pipeline's name."""

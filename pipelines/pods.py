@@ -26,7 +26,9 @@ LabelKey = text(rf"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?{_LABEL}", "a Kubernetes la
 LabelValue = text(
     rf"({_LABEL})?", "a Kubernetes label's value: at most 63 letters, digits, hyphens, dots and underscores"
 )
-Quantity = text(r"\d+(\.\d+)?(m|[kMGTPE]i?)?", "a Kubernetes quantity such as 4, 500m or 16Gi")
+Quantity = text(
+    r"(?=[\d.]*[1-9])\d+(\.\d+)?(m|[kMGTPE]i?)?", "a Kubernetes quantity over zero, such as 4, 500m or 16Gi"
+)
 _Path = text(r"/[^:]*", "an absolute path without a colon")
 _Variable = text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 
@@ -34,7 +36,7 @@ _Variable = text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable
 class Gpu(Section):
     """GPUs of the training task, with the nodes that have them: one block in place of accelerator, selector and toleration."""
 
-    type: LabelValue
+    type: Annotated[LabelValue, Field(min_length=1)]
     """What the nodes' label says, such as `nvidia-l4`."""
     count: PositiveInt = 1
     """How many."""

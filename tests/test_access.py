@@ -48,6 +48,8 @@ def test_flags_come_before_the_configuration_and_that_before_the_environment(tmp
     found = find_access(section, {"host": "http://flag", "token_file": str(token)}, environ)
     assert (found.host, found.token) == ("http://flag", "from-file")
     assert find_access(section, {}, environ).token == "from-environment"
+    for host in ("http://[::1]:65535", "https://kubeflow.example.org:443/pipeline", "http://10.0.0.1:8888"):
+        assert find_access(KubeflowConfig(host=host), {}, {}).host == host
 
 
 def test_a_command_gives_the_token_without_a_shell(tmp_path: Path) -> None:
@@ -64,6 +66,8 @@ def test_a_command_gives_the_token_without_a_shell(tmp_path: Path) -> None:
     [
         ({}, {}, "no server is named; give --host"),
         ({}, {"TRIREME_KFP_HOST": "kubeflow"}, "must be an address such as https://"),
+        ({}, {"TRIREME_KFP_HOST": "http://kubeflow:65536"}, "must be an address such as https://"),
+        ({"host": "http://h"}, {"TRIREME_KFP_NAMESPACE": "Team Vision"}, "namespace = Team Vision: must be lower-case"),
         ({}, {"TRIREME_KFP_HOST": "http://kube flow"}, "must be an address such as https://"),
         ({}, {"TRIREME_KFP_HOST": "https://me:secret@h"}, "host: holds a name or a password, which would be shown"),
         ({"host": "http://h", "token_file": "/nowhere"}, {}, "token_file = /nowhere: cannot be read"),
@@ -104,6 +108,8 @@ def test_token_and_cookies_reach_the_server_and_no_text(fake: FakeKubeflow, serv
         ({"status": 200, "body": "null"}, BadInput, "what answered is no Kubeflow Pipelines server"),
         ({"status": 200, "body": "[]"}, BadInput, "what answered is no Kubeflow Pipelines server"),
         ({"status": 200, "body": "OK"}, BadInput, "what answered is no Kubeflow Pipelines server"),
+        ({"status": 200, "body": '{"runs": ['}, BadInput, "what answered is no Kubeflow Pipelines server"),
+        ({"status": 413, "body": PAGE, "headers": HTML}, WorldFailure, r"too large for a proxy on the way \(413\)"),
         ({"status": 200, "body": " "}, BadInput, "what answered is no Kubeflow Pipelines server"),
         ({"status": 302, "headers": {"Location": "/dex/auth"}}, BadInput, "a proxy answered with its sign-in page"),
         ({"hang_secs": 1.2, "times": 1}, WorldFailure, "no answer within 1 s"),

@@ -156,10 +156,32 @@ def test_what_changed_since_the_last_run_is_told_setting_by_setting(operator: Op
     assert found["prepare-data"]["changes"] == []
     found = explained(operator, "--set", "train.epochs=3", "--set", "cluster.image=trireme:0.2.0")["tasks"]
     assert "image: trireme:0.1.0 → trireme:0.2.0" in found["prepare-data"]["changes"]
+    for run in operator.server.runs.values():
+        run["state"] = "SUCCEEDED"
     text = operator("explain-cache", "@", "--set", "train.epochs=5").out
     assert "train-model        runs again\n    changed  train.epochs: 3 → 5\n" in text
     assert "prepare-data       comes from the cache, if what is made before it does and is still there" in text
     assert "judge-model        always runs" in text
+
+
+def test_a_task_that_the_compared_run_did_not_finish_is_not_promised_from_the_cache(operator: Operator) -> None:
+    operator("submit", "@")
+    (run,) = operator.server.runs.values()
+    tasks = [{"display_name": "prepare-data", "state": "SUCCEEDED"}, {"display_name": "train-model", "state": "FAILED"}]
+    run |= {"state": "FAILED", "run_details": {"task_details": tasks}}
+    text = operator("explain-cache", "@").out
+    assert "prepare-data       comes from the cache" in text
+    assert "train-model        has the same key, but failed in that run" in text
+    run["run_details"] = {"task_details": tasks[:1]}
+    assert "train-model        has the same key, but did not run in that run" in operator("explain-cache", "@").out
+    run["state"] = "RUNNING"
+    assert "train-model        has the same key, but has not ended in that run" in operator("explain-cache", "@").out
+
+
+def test_the_tasks_are_told_in_their_order_and_the_exit_task_last(operator: Operator) -> None:
+    tasks = list(explained(operator)["tasks"])
+    assert tasks.index("prepare-data") < tasks.index("train-model") < tasks.index("judge-model")
+    assert tasks[-1] == "record-outcome"
 
 
 def test_a_version_with_settings_of_pods_is_compared_too(operator: Operator) -> None:

@@ -9,6 +9,8 @@ from fake_kfp import FakeKubeflow
 from operating import Operator
 
 from trainer import outcome, storage
+from trainer.errors import WorldFailure
+from trainer.storage import waiting
 
 PAGE = "<!doctype html><html>Sign in</html>"
 
@@ -178,6 +180,39 @@ def test_runs_are_listed_newest_first_over_pages_with_their_verdicts(operator: O
     assert f"/#/runs/details/{newest}" in shown
 
 
+def test_a_bucket_that_does_not_answer_is_asked_once_and_the_runs_are_told_all_the_same(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(3):
+        operator("submit", "@")
+    asked = []
+
+    def read(root: str, run: str) -> dict:
+        asked.append((root, waiting.deadline_secs))
+        raise WorldFailure("no connection")
+
+    monkeypatch.setattr(outcome, "read", read)
+    said = operator("runs", "list", "@")
+    assert said.code == 0
+    assert len(said.out.splitlines()) == 3
+    assert said.err == "trireme: verdicts and metrics cannot be read: no connection\n"
+    assert asked == [(f"{operator.folder}/root", 5.0)]
+
+
+def test_who_stops_waiting_is_told_how_to_stop_the_run(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipelines.targets.kubeflow.watch", interrupted)
+    said = operator("submit", "@", "--wait")
+    (run,) = operator.server.runs
+    assert said.code == 130
+    words = said.err.splitlines()[0].partition("this stops it: trireme ")[2]
+    assert words == f"runs cancel {operator.config} {run}"
+    assert operator(*words.split()).code == 0
+    assert operator.server.runs[run]["state"] == "CANCELED"
+
+
 def test_cancel_and_retry_do_what_the_state_allows(operator: Operator) -> None:
     operator("submit", "@")
     (run,) = operator.server.runs.values()
@@ -239,6 +274,12 @@ def test_no_secret_shows_in_output_errors_or_what_is_uploaded(
         (["upload", "@", "--copy-to", ""], "--copy-to: is empty"),
         (["upload", "@", "--token-command", ""], "--token-command: is empty"),
         (["submit", "@", "--root", "somewhere"], "root = somewhere: must be a bucket"),
+        (["submit", "@", "--root", "s3://bucket/x"], "root = s3://bucket/x: must be a bucket, such as gs://"),
+        (["submit", "@", "--root", "gs://"], "root = gs://: must be a bucket"),
+        (
+            ["submit", "@", "--set", "cluster.pipeline_root=minio://b/x"],
+            "must be a folder or gs://BUCKET/PREFIX: no other",
+        ),
         (["upload", "@", "--copy-to", "gs:/bucket/x"], "'gs:/bucket/x': storage knows plain folders and gs:// only"),
     ],
 )

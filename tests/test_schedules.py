@@ -80,6 +80,29 @@ def test_two_who_apply_at_the_same_moment_end_with_one(operator: Operator) -> No
     assert operator("schedule", "diff", "@").code == 0
 
 
+def test_what_somebody_else_deletes_at_the_same_moment_is_no_failure(operator: Operator) -> None:
+    operator("schedule", "apply", "@")
+    operator.server.fail("POST", ":disable$", status=404, body='{"message": "not found"}')
+    operator.write(WEEKLY.replace("0 3", "0 5"))
+    said = operator("schedule", "apply", "@")
+    assert (said.code, said.err) == (0, "")
+    assert [job["mode"] for job in jobs(operator)] == ["ENABLE"]
+    assert operator("schedule", "diff", "@").code == 0
+
+
+def test_a_name_that_the_server_does_not_know_is_told_with_those_it_knows(operator: Operator) -> None:
+    operator("schedule", "apply", "@")
+    for verb in ("pause", "delete", "run-now"):
+        said = operator("schedule", verb, "@", "wekly")
+        assert (
+            said.code,
+            "schedule = wekly: trireme has no such schedule on the server, which has weekly" in said.err,
+        ) == (
+            2,
+            True,
+        )
+
+
 def test_its_overrides_are_arguments_of_the_same_version(operator: Operator) -> None:
     operator.write(WEEKLY + "    overrides: {train.epochs: 3}\n  daily:\n    cron: '@daily'\n    version: latest\n")
     operator("schedule", "apply", "@")
@@ -146,6 +169,9 @@ def test_pausing_and_resuming_makes_up_for_nothing(operator: Operator) -> None:
     operator.write(HOURLY)
     operator("schedule", "apply", "@")
     assert "is paused" in operator("schedule", "pause", "@", "hourly").out
+    assert operator("schedule", "diff", "@").out == (
+        "~ hourly           was paused on the server\n  hourly           stands still, and a new one takes its place\n"
+    )
     operator.server.clock.advance(timedelta(hours=5, minutes=30))
     assert slots(operator) == []
     assert operator("schedule", "diff", "@").code == 1

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pipelines.operation import HOST, KubeflowConfig
+from pipelines.operation import HOST, NAMESPACE, KubeflowConfig
 from trainer.errors import BadInput, TriremeError, WorldFailure
 
 _IN_CLUSTER_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")
@@ -101,6 +101,8 @@ def find_access(config: KubeflowConfig, flags: Mapping[str, Any], environ: Mappi
         raise BadInput("host: holds a name or a password, which would be shown; give a token or cookies")
     if not re.fullmatch(HOST, host):
         raise BadInput(f"host = {host}: must be an address such as https://kubeflow.example.org/pipeline")
+    if namespace is not None and not re.fullmatch(NAMESPACE, namespace):
+        raise BadInput(f"namespace = {namespace}: must be lower-case letters, digits and hyphens, at most 63")
     for name in ("ca_file", "client_certificate", "client_key"):
         if chosen(name) is not None and not Path(chosen(name)).is_file():
             raise BadInput(f"kubeflow.{name} = {chosen(name)}: there is no such file")
@@ -293,6 +295,10 @@ def explain(error: Exception, what: str, access: Access) -> TriremeError:
         return Missing(f"{begin}: it knows no such thing (404{said}); check the name, and the path of --host")
     if status == 409:
         return BadInput(f"{begin}: it exists already (409{said}); choose another name")
+    if status == 413:
+        return WorldFailure(
+            f"{begin}: it is too large for a proxy on the way (413); raise the proxy's limit of a request"
+        )
     if status == 429:
         return WorldFailure(f"{begin}: it is asked too much (429); wait a few minutes and try again")
     if status in (502, 503, 504):
@@ -401,8 +407,13 @@ def _client(access: Access) -> Any:
                 if "html" in kind or answer.data[:1] in (b"<", "<"):  # kfp would take it for an empty answer
                     raise HtmlPage
                 said = answer.data.strip()
-                if answer.status < 300 and said[:1] != b"{" and (said or method == "GET"):
-                    raise ForeignAnswer  # kfp would take this for an empty one, too
+                if answer.status < 300 and (said or method == "GET"):
+                    try:
+                        whole = isinstance(json.loads(said), dict)
+                    except ValueError:
+                        whole = False
+                    if not whole:
+                        raise ForeignAnswer  # kfp would take this for an empty one, too
                 return answer
 
             transport.request = request

@@ -25,7 +25,7 @@ from trainer.provenance import source
 RUN_LABEL = "trireme.run"
 CODE_LABEL = "trireme.code.digest"
 
-_NO_ENGINE = "no Docker engine answers ({}): start one, or run without --runner docker"
+_NO_ENGINE = "no Docker engine answers ({}): {}"
 _PASSED_ON = ("STORAGE_EMULATOR_HOST", "GOOGLE_CLOUD_PROJECT", "NO_GCE_CHECK")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _SHELLS = ("sh", "dash", "bash")  # kfp's shell would die of the signal and take the task with it
@@ -131,22 +131,26 @@ class Containers:
         return list(dict.fromkeys([self._root, _tfds_folder(), *(path for path in named if path.exists())]))
 
 
-def connect() -> Any:
+def connect(remedy: str = "start one, or run without --runner docker") -> Any:
     """A client of the Docker engine that DOCKER_HOST or the default socket names.
+
+    Args:
+        remedy: What to do where none answers.
 
     Raises:
         BadInput: No engine answers, or the `docker` package is not installed.
     """
     address = urlsplit(os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock")
     if address.scheme == "unix" and not Path(address.path).is_socket():
-        raise BadInput(_NO_ENGINE.format(f"there is no {address.path}"))
+        raise BadInput(_NO_ENGINE.format(f"there is no {address.path}", remedy))
     try:
         import docker
 
         client = docker.from_env()
         client.ping()
     except Exception as error:
-        raise BadInput(_NO_ENGINE.format(str(error).splitlines()[0] if str(error) else type(error).__name__)) from None
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(_NO_ENGINE.format(reason, remedy)) from None
     return client
 
 

@@ -13,7 +13,7 @@ import json
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from pipelines.config import Config
 from pipelines.targets.access import Server
 from trainer import outcome, storage
-from trainer.config import parse_json
+from trainer.config import PLACE, parse_json
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, TriremeError
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
@@ -32,7 +32,7 @@ IN_FLIGHT = ("PENDING", "RUNNING", "CANCELING", "PAUSED")
 _RECONNECTS = 60
 _IDENTIFIER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PAGE_SIZE = 100
-_REMOTE = ("gs://", "s3://", "minio://")
+_PATIENCE_SECS = 5.0  # with a bucket that does not answer: the server has said the most of it already
 
 
 class Uploaded(NamedTuple):
@@ -201,7 +201,7 @@ def root_of(config: Config, root: str | None) -> str:
         raise BadInput(
             "cluster.pipeline_root = null: runs on a cluster need one, such as gs://bucket/trireme; or give --root"
         )
-    if "://" not in found and not found.startswith("/"):
+    if not (found.startswith("/") or (found.startswith("gs://") and re.fullmatch(PLACE, found))):
         raise BadInput(
             f"root = {found}: must be a bucket, such as gs://bucket/trireme, or the absolute path of a volume"
         )
@@ -217,7 +217,7 @@ def _places(config: Config, shape: Config, root: str) -> dict[str, Any]:
 
 def artifact_root(root: str) -> str | None:
     """Where Kubeflow puts the artifacts. None: where the server always does."""
-    return f"{root.rstrip('/')}/artifacts" if root.startswith(_REMOTE) else None
+    return f"{root.rstrip('/')}/artifacts" if root.startswith("gs://") else None
 
 
 def experiment_of(config: Config) -> str:
@@ -372,15 +372,23 @@ class Ended:
     """Why verdict and metrics could not be read, if they could not."""
 
 
-def describe(run: Any, config: Config, root: str | None = None) -> Ended:
-    """Puts together what the server and the run's root say of it."""
-    parameters = (run.runtime_config.parameters if run.runtime_config else None) or {}
-    place = parameters.get("root") or root or config.cluster.pipeline_root
-    parts, unread = {}, None
-    try:
-        parts = outcome.read(place, run.run_id) if place else {}
-    except TriremeError as error:
-        unread = str(error).splitlines()[0]
+def describe(run: Any, config: Config, root: str | None = None, unread: Mapping[str, str] = {}) -> Ended:
+    """Puts together what the server and the run's root say of it.
+
+    Args:
+        run: kfp's run.
+        config: The configuration, for the root where the run does not say it.
+        root: In place of the configuration's.
+        unread: Roots that are known not to answer, with the reason; they are not asked again.
+    """
+    place = root_in(run) or root or config.cluster.pipeline_root
+    parts, reason = {}, unread.get(place) if place else None
+    if place and reason is None:
+        try:
+            with storage.patience(_PATIENCE_SECS):
+                parts = outcome.read(place, run.run_id)
+        except TriremeError as error:
+            reason = str(error).splitlines()[0]
     verdict, failure = parts.get("verdict") or {}, parts.get("failure") or {}
     error = None
     if run.state not in ("SUCCEEDED", "SKIPPED"):
@@ -402,8 +410,26 @@ def describe(run: Any, config: Config, root: str | None = None) -> Ended:
         version=(parts.get("pushed") or {}).get("version"),
         error=error,
         exit_code=failure.get("exit_code", code) if run.state == "FAILED" else code,
-        unread=unread,
+        unread=reason,
     )
+
+
+def root_in(run: Any) -> str | None:
+    """Where a run's data is, if its arguments say it."""
+    return ((run.runtime_config.parameters if run.runtime_config else None) or {}).get("root")
+
+
+def describe_all(listed: Iterable[Any], config: Config) -> list[Ended]:
+    """As `describe`, for several runs; a root that cannot be read is asked once."""
+    rows: list[Ended] = []
+    unread: dict[str, str] = {}
+    for run in listed:
+        row = describe(run, config, unread=unread)
+        place = root_in(run) or config.cluster.pipeline_root
+        if row.unread and place:
+            unread[place] = row.unread
+        rows.append(row)
+    return rows
 
 
 def _find_pipeline(server: Server, name: str) -> str | None:

@@ -10,6 +10,7 @@ then the old one is stopped, the new one woken, and the old one deleted once not
 anywhere, the next `apply` goes on: at no time do both run, and a moment that passes in between is made up for by the new one.
 """
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -237,7 +238,9 @@ def _steps(wanted: Wanted, mine: list[Found]) -> Iterator[Step]:
             yield Step("create", name, "is new", wanted)
     gone = [one for one in mine if one not in kept and not one.enabled]
     if gone:
-        yield Step("retire", name, "was replaced before", wanted, tuple(gone))
+        paused = wanted.enabled and not live and not kept
+        reason = "stands still, and a new one takes its place" if paused else "was replaced before"
+        yield Step("retire", name, reason, wanted, tuple(gone))
 
 
 class Done(NamedTuple):
@@ -446,7 +449,8 @@ def _await_quiet(server: Server, crons: Sequence[str]) -> None:
 
 
 def _stop(server: Server, one: Found) -> None:
-    server.call(f"stop the schedule {one.name}", lambda client: client.disable_recurring_run(one.id))
+    with contextlib.suppress(Missing):  # somebody else, who applied at the same moment, has deleted it
+        server.call(f"stop the schedule {one.name}", lambda client: client.disable_recurring_run(one.id))
 
 
 def _wake(server: Server, one: Found) -> None:

@@ -20,7 +20,9 @@ from trainer.config.launch import JOB_VARIABLE, JobConfig
 from trainer.config.release import Channel, Event, NotifyConfig, PushConfig, RetrainConfig
 from trainer.config.section import (
     OVERRIDDEN,
+    PLACE,
     Fraction,
+    Place,
     PositiveFloat,
     PositiveInt,
     Problem,
@@ -42,6 +44,7 @@ from trainer.config.train import (
 __all__ = [
     "JOB_VARIABLE",
     "OVERRIDDEN",
+    "PLACE",
     "SHARDS_FOR_MOST",
     "Augmentation",
     "Channel",
@@ -58,6 +61,7 @@ __all__ = [
     "LearningRateSchedule",
     "NotifyConfig",
     "OwnMetric",
+    "Place",
     "PositiveFloat",
     "PositiveInt",
     "Problem",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from trainer.config.section import Fraction, PositiveInt, Problem, Section, text
+from trainer.config.section import Fraction, Place, PositiveInt, Problem, Section, text
 
 SHARDS_FOR_MOST = 16  # of a split that is large enough, so that groups of most sizes find the same data prepared
 
@@ -91,12 +91,12 @@ class DataConfig(Section):
     ) = "digits"
     """`tfds` only: builder, configuration and version (`digits`, `mnist`, `imagenet_resized/8x8`, `cifar10:3.0.2`), or
     your own builder as `package.module:Class`."""
-    path: str | None = None
+    path: Place | None = None
     """The other sources: a folder, a file or a pattern of files, here or as `gs://…`. `tfds`: the folder of a prepared
     version, such as `/data/mnist/3.0.1`, in place of `name`."""
     window: DataWindow | None = None
     """The newest days only, by a `{date}` in `path` or by a column. None: everything."""
-    data_dir: str | None = None
+    data_dir: Place | None = None
     """`tfds` only: folder or `gs://` prefix with builders that were prepared before, and where new ones are put. None: TFDS's
     default folder."""
     download: bool = True

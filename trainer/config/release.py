@@ -5,13 +5,13 @@ from typing import Literal
 
 from pydantic import Field
 
-from trainer.config.section import PositiveInt, Problem, Section, text
+from trainer.config.section import Place, PositiveInt, Problem, Section, text
 
 
 class PushConfig(Section):
     """Where a blessed model goes."""
 
-    registry: str | None = None
+    registry: Place | None = None
     """Folder or `gs://` prefix of the model registry. None: `models` under the root of the run."""
     keep_versions: PositiveInt = 10
     """How many of the newest versions the registry keeps, besides every version that was ever champion."""

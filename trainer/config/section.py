@@ -32,6 +32,14 @@ def text(pattern: str, rule: str) -> Any:
     return Annotated[str, AfterValidator(check), Field(json_schema_extra={"pattern": f"^(?:{pattern})$"})]
 
 
+# A scheme with one slash missing is no folder either.
+PLACE = r"gs://[a-z0-9][a-z0-9._-]*(/[^\n]*)?|(?![A-Za-z][A-Za-z0-9+.-]*:/)[^\n]+"
+Place = text(
+    PLACE,
+    "a folder or gs://BUCKET/PREFIX: no other storage is known, S3 and MinIO neither",
+)
+"""A folder, or a prefix of a bucket."""
+
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """A function of one's own: `package.module:function`."""
 

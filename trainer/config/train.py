@@ -8,7 +8,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from trainer.config.section import IMPORT_PATH, Fraction, PositiveFloat, PositiveInt, Problem, Section, suggestion, text
+from trainer.config.section import (
+    IMPORT_PATH,
+    Fraction,
+    Place,
+    PositiveFloat,
+    PositiveInt,
+    Problem,
+    Section,
+    suggestion,
+    text,
+)
 
 _MODEL_NAMES = tuple(
     sorted(module.name for module in pkgutil.iter_modules([str(Path(__file__).parents[1] / "models")]))
@@ -166,7 +176,7 @@ class TrainConfig(Section):
     bucket_texts: bool = False
     """Put texts of about the same length into a batch, which then needs little padding. Needs a split that is held in
     memory; which texts share a batch still changes from epoch to epoch."""
-    tensorboard_dir: str | None = None
+    tensorboard_dir: Place | None = None
     """Folder or `gs://` prefix for TensorBoard's logs: scalars, the graph and the profile. None: none are written."""
     profile_steps: tuple[PositiveInt, PositiveInt] | None = None
     """First and last step that TensorFlow's profiler watches; the profile goes to `tensorboard_dir`."""
