@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import socketserver
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,7 +16,7 @@ from components.evaluate_model import evaluate_model
 from components.fingerprint_data import fingerprint_data
 from components.record_outcome import record_outcome
 from components.validate_data import validate_data
-from trainer import outcome
+from trainer import notify, outcome
 from trainer.config import NotifyConfig, parse
 from trainer.notify import send
 from trainer.tasks import prepare_data
@@ -32,14 +33,21 @@ FACTS = {
 class Hook:
     """A webhook that answers as it is told."""
 
-    def __init__(self, *statuses: int) -> None:
-        self.statuses, self.bodies = list(statuses), []
+    def __init__(self, *statuses: int, location: str = "") -> None:
+        self.statuses, self.bodies, self.looked_at = list(statuses), [], 0
         hook = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 hook.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 self.send_response(hook.statuses.pop(0) if hook.statuses else 200)
+                if location:
+                    self.send_header("Location", location)
+                self.end_headers()
+
+            def do_GET(self) -> None:
+                hook.looked_at += 1
+                self.send_response(200)
                 self.end_headers()
 
             def log_message(self, *_) -> None:
@@ -146,6 +154,29 @@ def test_a_server_that_fails_is_tried_again_and_one_that_refuses_is_not(open_):
     said = send(config("webhook"), "failed", FACTS, {"TRIREME_NOTIFY_0_URL": refusing.url}, slept.append)
     assert said == ["notification 0 (webhook): it answered 404; not sent"]
     assert len(refusing.bodies) == 1
+
+
+def test_a_message_that_is_led_to_a_sign_in_page_does_not_pass_for_sent(open_):
+    elsewhere = open_(Hook())
+    proxy = open_(Hook(302, location=elsewhere.url))
+    said = send(config("slack"), "failed", FACTS, {"TRIREME_NOTIFY_0_URL": proxy.url}, lambda _: None)
+    assert said == ["notification 0 (slack): it answered 302; not sent"]
+    assert (elsewhere.bodies, elsewhere.looked_at) == ([], 0)
+
+
+def test_the_log_says_why_a_message_did_not_arrive(open_, monkeypatch):
+    def said_of(kind: str, url: str) -> str:
+        environ = {"TRIREME_NOTIFY_0_URL": url, "TRIREME_NOTIFY_0_TO": "a@b", "TRIREME_NOTIFY_0_FROM": "a@b"}
+        return send(config(kind), "failed", FACTS, environ, lambda _: None)[0].partition(": ")[2]
+
+    monkeypatch.setattr(notify, "_TIMEOUT_SECS", 0.2)
+    assert said_of("webhook", open_(Hook(503, 503, 503, 503)).url) == "not sent after 4 tries (it answered 503)"
+    assert said_of("webhook", "http://127.0.0.1:9/x") == "not sent after 4 tries (Connection refused)"
+    assert said_of("email", "smtp://127.0.0.1:9") == "not sent after 4 tries (Connection refused)"
+    assert said_of("email", open_(Post(refusals=9)).url).startswith("not sent after 4 tries (")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        assert said_of("webhook", f"http://127.0.0.1:{port}/x") == "not sent after 4 tries (no answer within 0 s)"
 
 
 @pytest.mark.parametrize(

@@ -103,10 +103,34 @@ def _told(
         except _Final as error:
             return f"{name}: {error}; not sent"
         except Exception as error:  # whatever it is, the run has ended and must not fail for it
-            reason = type(error).__name__  # the text of a library's error may hold the address
+            reason = _reason(error)
         if attempt < _ATTEMPTS - 1:
             sleep(2.0**attempt)
     return f"{name}: not sent after {_ATTEMPTS} tries ({reason})"
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without the text of a library's error, which may hold the address."""
+    if isinstance(error, urllib.error.HTTPError):
+        return f"it answered {error.code}"
+    if isinstance(error, smtplib.SMTPResponseException):
+        return f"it answered {error.smtp_code}"
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(cause, TimeoutError):
+        return f"no answer within {_TIMEOUT_SECS:.0f} s"
+    if isinstance(cause, OSError) and cause.errno is not None and cause.strerror:
+        return cause.strerror
+    return type(cause).__name__
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A message that is led elsewhere would arrive there without its content, and pass for sent."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class _Final(Exception):
@@ -119,7 +143,7 @@ def _post(url: str, content: dict[str, Any]) -> None:
     body = json.dumps(content, ensure_ascii=False, default=str).encode()
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 - checked above
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECS):  # noqa: S310 - checked above
+        with _OPENER.open(request, timeout=_TIMEOUT_SECS):
             pass
     except urllib.error.HTTPError as error:
         error.close()
