@@ -93,6 +93,15 @@ def test_a_lost_answer_makes_nothing_twice(operator: Operator, path: str, fault:
     ]
 
 
+@pytest.mark.parametrize("path", ["pipelines$", "upload_version", "experiments$"])
+def test_what_somebody_else_made_at_the_same_moment_is_taken(operator: Operator, path: str) -> None:
+    operator.server.fail("POST", path, status=409, body='{"message": "already exist"}', done=True)
+    said = operator("submit", "@")
+    assert said.code == 0, said.err
+    stores = (operator.server.pipelines, operator.server.versions, operator.server.experiments, operator.server.runs)
+    assert [len(store) for store in stores] == [1, 1, 1, 1]
+
+
 def test_overrides_of_a_step_are_arguments_of_the_version_that_is_there(operator: Operator) -> None:
     operator("submit", "@")
     operator("submit", "@", "--set", "train.epochs=3", "--set", "seed=4")

@@ -19,7 +19,7 @@ from datetime import datetime
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pipelines.config import Config
 from pipelines.targets.access import Server
@@ -30,6 +30,7 @@ from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, BadInput, T
 ENDED = ("SUCCEEDED", "FAILED", "CANCELED", "SKIPPED")
 IN_FLIGHT = ("PENDING", "RUNNING", "CANCELING", "PAUSED")
 _RECONNECTS = 60
+T = TypeVar("T")
 _IDENTIFIER = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _PAGE_SIZE = 100
 _PATIENCE_SECS = 5.0  # with a bucket that does not answer: the server has said the most of it already
@@ -57,7 +58,8 @@ def upload(server: Server, config: Config) -> Uploaded:
         found = _find_version(server, pipeline_id, name)
         made = found is None
         if made:
-            found = server.make(
+            found = _make_or_find(
+                server,
                 f"upload the version {name}",
                 lambda client: client.upload_pipeline_version(
                     str(package), name, pipeline_id=pipeline_id, description=f"trireme: {config.name}"
@@ -241,7 +243,8 @@ def find_experiment(server: Server, name: str, make: bool = False) -> str | None
     found = find()
     if found is None and make:
         body = api.V2beta1Experiment(display_name=name, namespace=namespace)
-        found = server.make(
+        found = _make_or_find(
+            server,
             f"make the experiment {name}",
             lambda client: client._experiment_api.experiment_service_create_experiment(experiment=body).experiment_id,
             find,
@@ -445,14 +448,20 @@ def _make_pipeline(server: Server, name: str) -> str:
 
     # Uploading would name the first version after the pipeline; an empty pipeline leaves every name to its content.
     body = api.V2beta1Pipeline(display_name=name, namespace=server.access.namespace)
+    return _make_or_find(
+        server,
+        f"make the pipeline {name}",
+        lambda client: client._pipelines_api.pipeline_service_create_pipeline(pipeline=body).pipeline_id,
+        lambda: _find_pipeline(server, name),
+    )
+
+
+def _make_or_find(server: Server, what: str, function: Callable[[Any], T], find: Callable[[], T | None]) -> T:
+    """As `Server.make`, for what has one name: where somebody else was first, theirs is as good."""
     try:
-        return server.make(
-            f"make the pipeline {name}",
-            lambda client: client._pipelines_api.pipeline_service_create_pipeline(pipeline=body).pipeline_id,
-            lambda: _find_pipeline(server, name),
-        )
-    except BadInput:  # somebody else was first
-        found = _find_pipeline(server, name)
+        return server.make(what, function, find)
+    except BadInput:
+        found = find()
         if found is None:
             raise
         return found
