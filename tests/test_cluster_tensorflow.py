@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from lean_start import lean_path
 
 from tests.test_rendezvous import free_addresses
 from trainer.launch.local import run_group
@@ -56,7 +57,7 @@ def start(folder, addresses, index):
     script = folder / "member.py"
     script.write_text(SYNCHRONOUS)
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    environ = dict(os.environ, TF_CONFIG=json.dumps(config), TF_CPP_MIN_LOG_LEVEL="2")
+    environ = dict(os.environ, TF_CONFIG=json.dumps(config), TF_CPP_MIN_LOG_LEVEL="2", PYTHONPATH=lean_path(folder))
     with (folder / f"{index}.log").open("w") as log:
         return subprocess.Popen([sys.executable, str(script), str(folder)], env=environ, stdout=log, stderr=log)
 
@@ -97,7 +98,7 @@ def run(folder, body, react, *args, **more):
         grace_period_secs=5,
         log_folder=folder / "logs",
         emit=emit,
-        environ=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2"),
+        environ=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2", PYTHONPATH=lean_path(folder)),
         **more,
     )
     return result, said
