@@ -57,7 +57,7 @@ variant:
 
 image-test: $(VENV)/installed
 	$(MAKE) image VARIANT=cpu
-	$(BIN)/python -m pytest -m image
+	$(BIN)/python -m pytest tests/test_image.py tests/test_image_runs.py
 
 # Asks PyPI's database of vulnerabilities about each pinned package; installs and resolves nothing. Fails where a package
 # is vulnerable, and where the index keeps no such database, as mirrors do.

@@ -149,6 +149,8 @@ def answers(monkeypatch, tmp_path):
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
             self.client_address = ("", 0)
+            if not given:
+                return  # the connection breaks
             path = self.path.partition("?")[0]
             found = (answer for end, answer in given.items() if path.endswith(end))
             status, content = next(found, (404, {"message": "No such image"}))
@@ -195,6 +197,18 @@ def test_an_image_that_cannot_be_had_is_refused_before_anything_is_made(answers,
 def test_an_engine_that_answers_with_an_error_is_quoted_in_one_line(answers, tmp_path):
     answers["/images/trireme:9/json"] = (500, {"message": "database is\nlocked"})
     assert refused(tmp_path, "trireme:9", WorldFailure) == "the Docker engine refused: database is locked"
+
+
+def test_an_engine_that_is_gone_is_named_and_does_not_hide_what_happened(answers, tmp_path):
+    answers["/images/trireme:9/json"] = (200, {"Id": "sha256:0", "Config": {"Labels": {}}})
+    found = Containers(Config.model_validate({"name": "tiny", "cluster": {"image": "trireme:9"}}), tmp_path, print)
+    answers.clear()
+    with pytest.raises(Exception, match="Connection aborted") as error:
+        found.forward(signal.SIGTERM)
+    assert "the Docker engine does not answer any more: look after it and run again" in str(
+        found.explained(error.value)
+    )
+    assert found.end() == []
 
 
 @pytest.mark.parametrize("name", ["Not An Image", "UPPER:1", "trireme:", "a//", "trireme@sha256:12", "-x", "../x"])
