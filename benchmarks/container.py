@@ -16,7 +16,7 @@ from pathlib import Path
 from trainer.config import DataConfig
 from trainer.data.prepare import prepare
 
-_ROUNDS = 5
+_ROUNDS = 3
 _CONFIG = Path(__file__).resolve().parent.parent / "configs" / "digits.yaml"
 _SETTINGS = ["--set", "train.epochs=1", "--set", "train.steps_per_loop=1"]
 _FIRST_STEP = '"task": "train-model", "done": 1,'
