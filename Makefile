@@ -26,7 +26,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -m pytest -m "not image"
+	$(BIN)/python -m pytest -m "not image" --numprocesses logical --maxprocesses 4 --dist loadfile
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check --fix .
