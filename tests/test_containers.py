@@ -36,8 +36,9 @@ class Engine:
 
     class containers:
         @staticmethod
-        def run(*_, **__):
+        def create(*_, **__):
             """It hands out as many GPUs as are asked for."""
+            return type("Container", (), {"start": lambda _: None, "remove": lambda *_, **__: None})()
 
 
 @pytest.fixture

@@ -94,7 +94,7 @@ def test_a_task_that_fails_inside_fails_the_run_with_its_own_words(image, root):
 def test_a_container_that_ends_at_once_is_never_taken_for_a_success(engine, image, root, program, code):
     """kfp takes a container that is gone before its exit code is asked for to have succeeded, as `true` says it has."""
     recipe = io.BytesIO(f'FROM {image}\nENTRYPOINT ["{program}"]\n'.encode())
-    hasty, _ = engine.images.build(fileobj=recipe, tag="trireme-hasty:test")
+    hasty, _ = engine.images.build(fileobj=recipe, tag="trireme-hasty:test", rm=True)
     try:
         outcome = in_containers("trireme-hasty:test", root)
     finally:
@@ -107,10 +107,10 @@ def test_a_container_that_ends_at_once_is_never_taken_for_a_success(engine, imag
 def test_gpus_that_the_engine_cannot_hand_out_are_refused_in_one_line(engine, image, root):
     if "nvidia" in engine.info()["Runtimes"]:
         pytest.skip("this engine hands out GPUs")
-    before = list(root.rglob("*"))
+    before = list(root.rglob("*")), engine.containers.list(all=True)
     with pytest.raises(BadInput, match=r"cluster\.accelerator: this Docker engine does not hand out 1 GPU"):
         in_containers(image, root, cluster={"image": image, "accelerator": {"count": 1}})
-    assert list(root.rglob("*")) == before
+    assert (list(root.rglob("*")), engine.containers.list(all=True)) == before
 
 
 def left(engine):

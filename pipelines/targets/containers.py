@@ -122,6 +122,8 @@ class Containers:
         """Ends and removes every container of the run; exit codes of those that had ended, in that order.
 
         An engine that is gone has nothing left to end, and says nothing."""
+        import docker
+
         codes: list[int] = []
         with contextlib.suppress(*_engine_errors()):
             died = self._client.events(
@@ -129,11 +131,14 @@ class Containers:
                 filters={"type": "container", "event": "die", "label": self._label},
             )  # fmt: skip
             codes = [int(event["Actor"]["Attributes"]["exitCode"]) for event in died]
-            for container in self._client.containers.list(
-                all=True, ignore_removed=True, filters={"label": self._label}
-            ):
-                with contextlib.suppress(Exception):  # the engine is removing it already
-                    container.remove(force=True)
+            mine = {"all": True, "ignore_removed": True, "filters": {"label": self._label}}
+            for _ in range(20):  # one that is just being started or removed cannot be removed at once
+                if not (found := self._client.containers.list(**mine)):
+                    break
+                for container in found:
+                    with contextlib.suppress(docker.errors.APIError):
+                        container.remove(force=True)
+                time.sleep(0.1)
         self._client.close()
         return codes
 
@@ -152,15 +157,18 @@ class Containers:
             "device_requests": [docker.types.DeviceRequest(count=accelerator.count, capabilities=[["gpu"]])],
             "shm_size": "1g",  # several GPUs exchange gradients through it, and Docker's own choice is 64 MB
         }
+        tried = self._client.containers.create(
+            self._config.cluster.image, entrypoint=["true"], network_mode="none", **options
+        )
         try:
-            self._client.containers.run(
-                self._config.cluster.image, entrypoint=["true"], remove=True, network_mode="none", **options
-            )
+            tried.start()
         except docker.errors.APIError as error:
             raise BadInput(
                 f"cluster.accelerator: this Docker engine does not hand out {accelerator.count} GPU(s) ({_said(error)}):"
                 " install NVIDIA's container toolkit beside it, or train on the CPU with --set cluster.accelerator=null"
             ) from None
+        finally:
+            tried.remove(force=True)
         return options
 
     def _folders(self) -> list[Path]:
