@@ -4,6 +4,7 @@ for finding in check(config):
     print(finding.state, finding.subject, finding.message)
 """
 
+import contextlib
 import json
 import secrets
 import shlex
@@ -103,12 +104,13 @@ def _image(config: Config) -> Finding:
 def _code(config: Config) -> Finding:
     """Whether the image holds this checkout's code, where a Docker engine here has the image."""
     from pipelines.targets.containers import code_remark, connect, image_labels
-    from trainer.errors import BadInput
+    from trainer.errors import TriremeError
 
     image = config.cluster.image
     try:
-        labels = image_labels(connect(), image)
-    except BadInput as error:
+        with contextlib.closing(connect()) as engine:
+            labels = image_labels(engine, image)
+    except TriremeError as error:
         return Finding("passed", "code", f"not compared with the image's: {error}")
     if labels is None:
         return Finding("passed", "code", f"not compared with the image's: the Docker engine here does not have {image}")

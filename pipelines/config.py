@@ -14,7 +14,7 @@ from pydantic import Field
 
 from pipelines import pods
 from pipelines.operation import KubeflowConfig, ScheduleConfig, ScheduleName
-from pipelines.pods import LabelKey, LabelValue, Name, Quantity, amount
+from pipelines.pods import ImageName, LabelKey, LabelValue, Name, Quantity, amount
 from trainer.config import (
     DataConfig,
     EvaluateConfig,
@@ -68,7 +68,7 @@ class ClusterConfig(GroupConfig):
     topology: LabelKey | None = None
     """Label of nodes whose value is the same for all pods of a training, such as `topology.kubernetes.io/zone`. None: they
     may be anywhere."""
-    image: Annotated[str, Field(min_length=1)] = "trireme:0.1.0"
+    image: ImageName = "trireme:0.1.0"
     """Container image of every task."""
     pipeline_root: Place | None = None
     """Folder or `gs://` prefix for prepared data, checkpoints and the registry. None: given when a run is submitted;
