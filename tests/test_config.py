@@ -82,6 +82,13 @@ def test_everything_that_is_wrong_is_reported_at_once_with_line_path_value_and_r
     ]
 
 
+def test_a_wrong_setting_is_not_said_to_be_missing_by_another(configuration):
+    settings = ["cluster.launcher=trainjob", "cluster.gang=kueue", "cluster.queue=A_B"]
+    assert refusal(configuration(), settings) == (
+        '--set: cluster.queue = "A_B": must be a Kubernetes name: lower-case letters, digits, hyphens and dots'
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -122,17 +129,16 @@ def test_everything_that_is_wrong_is_reported_at_once_with_line_path_value_and_r
         ("cluster.cpu='0'", 'cluster.cpu = "0": must be a Kubernetes quantity over zero'),
         ("cluster.memory=0.0Gi", 'cluster.memory = "0.0Gi": must be a Kubernetes quantity over zero'),
         ("cluster.gpu={type: ''}", 'cluster.gpu.type = "": '),
-        (
-            "cluster.pipeline_root=s3://b/x",
-            'cluster.pipeline_root = "s3://b/x": must be a folder or gs://BUCKET/PREFIX: no other',
-        ),
-        ("cluster.pipeline_root=gs:/b/x", "must be a folder or gs://BUCKET/PREFIX"),
-        ("push.registry=azure://b/x", 'push.registry = "azure://b/x": must be a folder or gs://BUCKET/PREFIX'),
-        ("train.tensorboard_dir=gs:///x", 'train.tensorboard_dir = "gs:///x": must be a folder or gs://BUCKET/PREFIX'),
-        ("data.data_dir=https://b/x", 'data.data_dir = "https://b/x": must be a folder or gs://BUCKET/PREFIX'),
+        ("cluster.pipeline_root=s3://b/x", "it; no other storage is known, S3 and MinIO neither"),
+        ("cluster.pipeline_root=gs:/b/x", "must be a folder, or gs:// with a bucket's name after it"),
+        ("push.registry=azure://b/x", 'push.registry = "azure://b/x": must be a folder, or gs://'),
+        ("train.tensorboard_dir=gs:///x", 'train.tensorboard_dir = "gs:///x": must be a folder, or gs://'),
+        ("data.data_dir=https://b/x", 'data.data_dir = "https://b/x": must be a folder, or gs://'),
         ("kubeflow.namespace=Bad Name", 'kubeflow.namespace = "Bad Name": must be the name of a namespace'),
         ("kubeflow.host=http://h:99999", 'kubeflow.host = "http://h:99999": must be an address'),
         ("cluster.memory=lots", 'cluster.memory = "lots": must be a Kubernetes quantity'),
+        ("cluster.memory=1ki", 'cluster.memory = "1ki": must be a Kubernetes quantity'),  # 1k or 1Ki
+        ("cluster.pipeline_root=s3://b/x", 'cluster.pipeline_root = "s3://b/x": must be a folder, or gs://'),
         ("seed=-1", "seed = -1: must be at least 0"),
         ("train=3", "train = 3: must be a mapping of settings"),
     ],

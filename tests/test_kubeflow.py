@@ -287,7 +287,7 @@ def test_no_secret_shows_in_output_errors_or_what_is_uploaded(
         (["submit", "@", "--root", "gs://"], "root = gs://: must be a bucket"),
         (
             ["submit", "@", "--set", "cluster.pipeline_root=minio://b/x"],
-            "must be a folder or gs://BUCKET/PREFIX: no other",
+            "must be a folder, or gs:// with a bucket's name after it; no other",
         ),
         (["upload", "@", "--copy-to", "gs:/bucket/x"], "'gs:/bucket/x': storage knows plain folders and gs:// only"),
     ],
