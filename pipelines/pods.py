@@ -38,6 +38,7 @@ _SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "Ki": 1024.0} | {
     for power, letter in enumerate("MGTPE", start=2)
     for i, base in (("", 1000), ("i", 1024))
 }
+_GpuType = text(_LABEL, "what the label of the nodes says, such as nvidia-l4")
 _Path = text(r"/[^:]*", "an absolute path without a colon")
 _Variable = text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
 
@@ -51,7 +52,7 @@ def amount(quantity: str) -> float:
 class Gpu(Section):
     """GPUs of the training task, with the nodes that have them: one block in place of accelerator, selector and toleration."""
 
-    type: Annotated[LabelValue, Field(min_length=1)]
+    type: _GpuType
     """What the nodes' label says, such as `nvidia-l4`."""
     count: PositiveInt = 1
     """How many."""

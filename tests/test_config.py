@@ -128,7 +128,7 @@ def test_a_wrong_setting_is_not_said_to_be_missing_by_another(configuration):
         ("serving.max_p99_ms=0", "must be greater than 0"),
         ("cluster.cpu='0'", 'cluster.cpu = "0": must be a Kubernetes quantity over zero'),
         ("cluster.memory=0.0Gi", 'cluster.memory = "0.0Gi": must be a Kubernetes quantity over zero'),
-        ("cluster.gpu={type: ''}", 'cluster.gpu.type = "": '),
+        ("cluster.gpu={type: ''}", 'cluster.gpu.type = "": must be what the label of the nodes says'),
         ("cluster.pipeline_root=s3://b/x", "it; no other storage is known, S3 and MinIO neither"),
         ("cluster.pipeline_root=gs:/b/x", "must be a folder, or gs:// with a bucket's name after it"),
         ("push.registry=azure://b/x", 'push.registry = "azure://b/x": must be a folder, or gs://'),
