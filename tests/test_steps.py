@@ -92,7 +92,7 @@ def test_prepared_data_is_kept_in_a_bucket_that_the_command_names(place, gcs, ca
     )
     assert main(["prepare", "config.yaml", "--output", "first", "--store", f"{gcs}/prepared"]) == 0
     assert main(["prepare", "config.yaml", "--output", "second", "--store", f"{gcs}/prepared"]) == 0
-    said = capfd.readouterr().err
+    said = capfd.readouterr().out
     assert f"kept for later runs in {gcs}/prepared/" in said
     assert "reusing the prepared data" in said
     assert everything(place / "first") == everything(place / "second")
