@@ -98,6 +98,14 @@ def test_prepared_data_is_kept_in_a_bucket_that_the_command_names(place, gcs, ca
     assert everything(place / "first") == everything(place / "second")
 
 
+def test_a_step_that_is_terminated_says_so(place, capsys, monkeypatch):
+    monkeypatch.setattr("trainer.__main__._check_places", lambda arguments: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        main(["prepare", "config.yaml", "--output", "new"])
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == "trainer: terminated; nothing was left half-written\n"
+
+
 def test_a_section_that_is_not_one_is_named_with_its_line(place, capsys):
     (place / "config.yaml").write_text("name: a\nevaluat: {}\n")
     assert main(["prepare", "config.yaml", "--output", "new"]) == 2

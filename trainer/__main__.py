@@ -77,6 +77,9 @@ def _run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("trainer: interrupted; nothing was left half-written", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except SystemExit:
+        print("trainer: terminated; nothing was left half-written", file=sys.stderr)
+        raise
     except OSError as error:
         if error.strerror is None:
             raise
