@@ -30,10 +30,11 @@ class Finding(NamedTuple):
 
 
 def check(config: Config) -> list[Finding]:
-    """Looks at the dataset and the image of a configuration that is valid in itself."""
+    """Looks at the dataset, the schema and the image of a configuration that is valid in itself."""
     return [
         Finding("passed", "configuration", f"{config.name}: every setting is valid and they fit one another"),
         _dataset(config),
+        *_schema(config),
         _image(config),
         _code(config),
     ]
@@ -89,6 +90,22 @@ def _files(config: Config) -> Finding:
     if not found:
         return Finding("failed", "dataset", f"data.path = {data.path}: there are no files{window}")
     return Finding("passed", "dataset", f"{data.path}: {len(found):,} file{'s' if len(found) > 1 else ''}{window}")
+
+
+def _schema(config: Config) -> Iterator[Finding]:
+    """Whether the file that the data is to be validated with can be read and is a schema."""
+    from trainer.errors import BadInput
+
+    if config.validate_data is None or config.validate_data.schema_file is None:
+        return
+    from pipelines.training import schema_text
+
+    try:
+        schema_text(config)
+    except BadInput as error:
+        yield Finding("failed", "schema", str(error))
+    else:
+        yield Finding("passed", "schema", f"{config.validate_data.schema_file} can be read")
 
 
 def _image(config: Config) -> Finding:

@@ -44,7 +44,7 @@ def build_pipeline(config: Config) -> Any:
     parameters = parameters_of(config)
     notify = notify_of(config)
     gated = config.retrain.when == "data_changed"
-    expected = _schema_text(config)
+    expected = schema_text(config)
     job = config.cluster.job()
 
     @dsl.pipeline(name=config.name, description=f"Trains {config.train.model} on {config.data.subject}")
@@ -205,7 +205,7 @@ def places_of(config: Config, root: str | None = None) -> dict[str, str]:
     return {key: value for key, value in (("root", root), ("registry", registry)) if value}
 
 
-def _schema_text(config: Config) -> str:
+def schema_text(config: Config) -> str:
     """The content of `validate_data.schema_file`, which no container could open; empty where there is none.
 
     Raises:

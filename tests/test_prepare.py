@@ -163,10 +163,10 @@ def test_preparation_that_fails_midway_leaves_nothing_where_the_dataset_should_b
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(shards, "finish", fail)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(WorldFailure, match=rf"^{tmp_path}: No space left on device; nothing is left half-written"):
         prepare(TINY, 7, tmp_path / "examples")
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(WorldFailure, match=rf"^{tmp_path}/prepared: No space left on device"):
         prepare(TINY, 7, tmp_path / "examples", tmp_path / "prepared")
     assert not (tmp_path / "examples").exists()
     assert all(entry.name.startswith(".") for entry in (tmp_path / "prepared").iterdir())

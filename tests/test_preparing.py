@@ -1,5 +1,6 @@
 """Preparation under stress: killed anywhere, restarted, shared by processes, with more data than memory should see."""
 
+import resource
 import subprocess
 import sys
 
@@ -61,7 +62,7 @@ def test_what_was_finished_before_a_failure_is_not_done_again(tmp_path, monkeypa
 
     monkeypatch.setattr(parts, "Encoder", encoder)
     monkeypatch.setattr(shards, "FrameWriter", writer)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(WorldFailure, match="store: No space left on device"):
         prepare(settings, 7, tmp_path / "out", tmp_path / "store")
     assert (len(done["parts"]), len(done["shards"])) == (4, 2)
     done["restarted"] = True
@@ -80,12 +81,24 @@ def test_a_part_that_was_damaged_between_two_tries_is_read_again(tmp_path, monke
 
     with monkeypatch.context() as patched:
         patched.setattr(shards, "FrameWriter", fail)
-        with pytest.raises(OSError, match="No space"):
+        with pytest.raises(WorldFailure, match="store: No space left on device"):
             prepare(config(tmp_path / "t.csv"), 7, tmp_path / "out", tmp_path / "store")
     records = next((tmp_path / "store").glob(".*.work/part-00000.records"))
     records.write_bytes(bytes(records.stat().st_size))
     manifest = prepare(config(tmp_path / "t.csv"), 7, tmp_path / "out", tmp_path / "store")
     assert prepare(config(tmp_path / "t.csv"), 7, tmp_path / "whole").digest == manifest.digest
+
+
+def test_a_process_whose_disk_is_full_says_so_and_leaves_nothing(tmp_path):
+    table(tmp_path / "t.csv", 4000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # a full disk that needs no right to mount one
+    try:
+        with pytest.raises(WorldFailure, match=rf"^{tmp_path}: File too large; nothing is left half-written"):
+            prepare(config(tmp_path / "t.csv"), 7, tmp_path / "out", num_workers=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [file.name for file in tmp_path.iterdir()] == ["t.csv"]
 
 
 SHARED = """

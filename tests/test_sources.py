@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 
 import numpy as np
 import pytest
@@ -36,6 +37,8 @@ def folder_config(path, **settings):
 def test_every_image_of_a_folder_is_prepared_once_with_its_class(tmp_path):
     pictures(tmp_path / "in")
     (tmp_path / "in" / ".DS_Store").write_bytes(b"hidden")
+    (tmp_path / "in" / "odd" / "Thumbs.db").write_bytes(b"of Windows")
+    (tmp_path / "in" / "desktop.ini").write_bytes(b"of Windows")
     manifest = prepare(folder_config(tmp_path / "in", splits=SHARES), 7, tmp_path / "out")
     assert manifest.class_names == ["even", "odd"]
     assert manifest.features["image"].shape == (4, 6, 3)
@@ -111,6 +114,31 @@ def test_a_folder_that_is_laid_out_otherwise_is_refused(tmp_path, make, splits, 
     with pytest.raises(BadInput) as refused:
         prepare(folder_config(tmp_path / "in", splits=splits), 7, tmp_path / "out")
     assert message in str(refused.value)
+
+
+def test_links_to_folders_are_followed_and_those_that_lead_back_are_not(tmp_path):
+    pictures(tmp_path / "in")
+    (tmp_path / "in" / "odd").rename(tmp_path / "elsewhere")
+    (tmp_path / "in" / "odd").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "in" / "even" / "loop").symlink_to("..")
+    manifest = prepare(folder_config(tmp_path / "in", splits=SHARES), 7, tmp_path / "out")
+    assert manifest.class_names == ["even", "odd"]
+    assert sum(split.num_examples for split in manifest.splits.values()) == 10
+
+
+@pytest.mark.parametrize("target", ["nowhere.png", "link.png"])
+def test_a_link_that_leads_to_no_file_is_named_and_not_left_out(tmp_path, target):
+    pictures(tmp_path / "in")
+    (tmp_path / "in" / "odd" / "link.png").symlink_to(target)
+    with pytest.raises(BadInput, match=r"odd/link.png: is a link that leads to no file"):
+        prepare(folder_config(tmp_path / "in", splits=SHARES), 7, tmp_path / "out")
+
+
+def test_a_class_whose_name_is_not_utf8_is_refused(tmp_path):
+    pictures(tmp_path / "in")
+    (tmp_path / "in" / "odd").rename(tmp_path / "in" / os.fsdecode(b"\xff"))
+    with pytest.raises(BadInput, match=r"udcff/1.png': the name of the class is not valid UTF-8"):
+        prepare(folder_config(tmp_path / "in", splits=SHARES), 7, tmp_path / "out")
 
 
 def example(number):

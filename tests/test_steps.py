@@ -67,6 +67,8 @@ def test_a_folder_that_may_not_be_written_is_named(place, capsys):
         (["evaluate", "config.yaml", "--examples", "examples", "--model", "file"], "--model = file: there is no such folder"),
         (["serve-check", "config.yaml", "--model", "none"], "--model = none: there is no such folder"),
         (["prepare", "config.yaml", "--store", "file"], "--store = file: is a file; name a folder"),
+        (["prepare", "config.yaml", "--store", "s3://a/b"], "--store = s3://a/b: must be a folder or gs://BUCKET/"),
+        (["train", "config.yaml", "--examples", "examples", "--checkpoints", "gs://a/b"], "must be a folder of this machine"),
         (["train", "config.yaml", "--examples", "examples", "--checkpoints", "file"], "--checkpoints = file: is a file"),
         (["train", "config.yaml", "--examples", "examples"], "examples: holds no manifest.json"),
         (["prepare", "config.yaml", "--set", "trian.epochs=3"], "--set: trian = {\"epochs\": 3}: unknown key; did you"),
@@ -80,6 +82,28 @@ def test_what_cannot_work_is_one_sentence_and_leaves_nothing(place, capsys, word
     assert main([*words, "--output", "new"]) == 2
     assert message in capsys.readouterr().err
     assert everything(place) == before
+
+
+def test_prepared_data_is_kept_in_a_bucket_that_the_command_names(place, gcs, capfd):
+    (place / "table.csv").write_text("size,label\n" + "1,yes\n2,no\n" * 20)
+    (place / "config.yaml").write_text(
+        "name: a\ndata: {source: csv, path: table.csv, label_key: label,"
+        " splits: {train: 60%, validation: null, test: 40%}}\n"
+    )
+    assert main(["prepare", "config.yaml", "--output", "first", "--store", f"{gcs}/prepared"]) == 0
+    assert main(["prepare", "config.yaml", "--output", "second", "--store", f"{gcs}/prepared"]) == 0
+    said = capfd.readouterr().out
+    assert f"kept for later runs in {gcs}/prepared/" in said
+    assert "reusing the prepared data" in said
+    assert everything(place / "first") == everything(place / "second")
+
+
+def test_a_step_that_is_terminated_says_so(place, capsys, monkeypatch):
+    monkeypatch.setattr("trainer.__main__._check_places", lambda arguments: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        main(["prepare", "config.yaml", "--output", "new"])
+    assert ended.value.code == 143
+    assert capsys.readouterr().err == "trainer: terminated; nothing was left half-written\n"
 
 
 def test_a_section_that_is_not_one_is_named_with_its_line(place, capsys):

@@ -97,6 +97,9 @@ def test_only_folders_and_gs_are_known():
         storage.is_remote("s3://bucket/x")
     with pytest.raises(BadInput, match="names no bucket"):
         storage.exists("gs:///x")
+    for bucket in ("Mine", "a!b", "-a", "a.", ".."):
+        with pytest.raises(BadInput, match="no bucket is called"):
+            storage.exists(f"gs://{bucket}/x")
 
 
 def test_plain_folders_load_neither_google_nor_tensorflow(tmp_path):

@@ -398,6 +398,11 @@ def test_at_the_deadline_it_gives_up_and_says_what_was_said_last(faults, gcs, mo
 # What lasts
 
 
+def test_a_listing_of_a_bucket_that_is_not_there_names_the_bucket(gcs):
+    with pytest.raises(storage.NotFound, match="bucket no-such-bucket does not exist"):
+        storage.list_names("gs://no-such-bucket/x")
+
+
 REFUSED = (
     "trainer@p.iam.gserviceaccount.com does not have storage.objects.get access to the Google Cloud Storage object."
 )

@@ -116,6 +116,7 @@ def test_quoted_newlines_a_byte_order_mark_and_blank_lines_are_part_of_good_file
         ("size,colour\n1,2\n", 'data.label_key = "label": there is no such column'),
         ("label\nyes\n", "there is no column besides the label"),
         ("a b,a-b,label\n1,2,yes\n", "would both be called a_b"),
+        ("size;colour;label\n1;2;yes\n", """';' separates the names in "size;colour;label", and csv wants commas"""),
         (GOOD + f"1,word,{'very ' * 21}long\n", "whose name has 109 characters; at most 100 are allowed"),
     ],
 )
@@ -225,13 +226,24 @@ def test_pictures_named_in_a_table_are_read_and_must_not_lead_out_of_its_folder(
         ),
         (
             {"source": "csv", "path": "x", "label_key": "y", "splits": {"train": "80%", "validation": None, "test": "t.csv"}},
-            'data.splits.test = "t.csv": must be a share, because train is one',
+            'data.splits.test = "t.csv": must be a share of whole percents such as 10%, because train is one',
         ),
         (
             {"source": "csv", "path": "x", "label_key": "y",
              "splits": {"train": "a", "validation": None, "test": "b", "by": "person"}},
             "goes with shares, and the splits are patterns of files",
         ),
+        (
+            {"source": "csv", "path": "x", "label_key": "y",
+             "splits": {"train": "80%", "validation": None, "test": "20%", "by": "y"}},
+            'data.splits.by = "y": is the label',
+        ),
+        ({"source": "csv", "path": "x", "label_key": "y", "weight_key": "y"}, 'data.weight_key = "y": is the label'),
+        ({"source": "csv", "path": "x", "name": "mnist"}, 'data.name = "mnist": belongs to source tfds'),
+        ({"source": "csv", "path": "x", "data_dir": "y"}, 'data.data_dir = "y": belongs to source tfds'),
+        ({"source": "csv", "path": "s3://a/b"}, 'data.path = "s3://a/b": must be a path here or gs://BUCKET/'),
+        ({"source": "csv", "path": "gs:/a/b"}, 'data.path = "gs:/a/b": must be a path here or gs://BUCKET/'),
+        ({"source": "csv", "path": "gs://"}, 'data.path = "gs://": must be a path here or gs://BUCKET/'),
         ({"splits": {"by": "person"}}, "goes with shares of files, and source is tfds"),
         ({"record_features": {"x": {"type": "bytes"}}}, "belongs to source tfrecord"),
         ({"source": "tfrecord", "path": "x", "label_key": "y"}, "needs the features of its records"),
@@ -242,6 +254,43 @@ def test_settings_that_do_not_belong_to_the_source_are_refused(settings, message
     with pytest.raises(BadInput) as refused:
         parse(DataConfig, settings, path="data")
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ('[{"a": 1}, {"a": 2}]', "row 1: is not an object"),
+        ('\n[\n {"a": 1},\n', "row 2: is not JSON"),
+        ("[" * 100_000, "row 1: is nested too deeply"),
+        ("{}\n{}\n", "row 1: names no columns"),
+        ('{"\\ud800": 1, "label": "yes"}', r"column 1 is not valid Unicode: '\ud800'"),
+    ],
+)
+def test_json_that_is_not_one_object_a_line_is_not_called_empty(tmp_path, content, fault):
+    (tmp_path / "t.jsonl").write_text(content)
+    with pytest.raises(BadInput) as refused:
+        prepare(config(tmp_path / "t.jsonl", "jsonl"), 7, tmp_path / "out")
+    assert fault in str(refused.value)
+
+
+def test_columns_of_other_alphabets_have_names_of_their_own_wherever_they_stand(tmp_path):
+    (tmp_path / "t.csv").write_text("年齢,цена,label\n" + "1,2,yes\n3,4,no\n" * 20)
+    (tmp_path / "u.csv").write_text("цена,label,年齢\n" + "2,yes,1\n4,no,3\n" * 20)
+    first, second = (prepare(config(tmp_path / name), 7, tmp_path / name[0]) for name in ("t.csv", "u.csv"))
+    assert len(first.features) == 2
+    assert first.features == second.features
+
+
+def test_a_size_for_images_where_there_are_none_is_refused(tmp_path):
+    (tmp_path / "t.csv").write_text(GOOD + ROWS)
+    with pytest.raises(BadInput, match=r"data.image_size = \[8, 8\]: no feature is an image"):
+        prepare(config(tmp_path / "t.csv", image_size=(8, 8)), 7, tmp_path / "out")
+
+
+def test_a_file_that_is_no_table_by_its_name_is_refused(tmp_path):
+    (tmp_path / "t.csv.gz").write_text(GOOD)
+    with pytest.raises(BadInput, match=r"there are no csv files \(their names end in .csv\)"):
+        prepare(config(tmp_path / "t.csv.gz"), 7, tmp_path / "out")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))

@@ -13,6 +13,7 @@ Each output folder appears whole or not at all.
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import traceback
@@ -76,6 +77,9 @@ def _run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("trainer: interrupted; nothing was left half-written", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except SystemExit:
+        print("trainer: terminated; nothing was left half-written", file=sys.stderr)
+        raise
     except OSError as error:
         if error.strerror is None:
             raise
@@ -106,7 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     examples = ("--examples", "folder of a prepared dataset")
     output = ("--output", "folder that the result goes to; must not exist or be empty")
     prepare = step("prepare", _prepare, "write a prepared dataset", output)
-    prepare.add_argument("--store", type=Path, metavar="PATH", help="folder of datasets prepared before, to reuse them")
+    prepare.add_argument("--store", metavar="PATH",
+                         help="folder or gs:// prefix of datasets prepared before, to reuse them")  # fmt: skip
     train = step("train", _train, "train and export a model", examples, output)
     train.add_argument("--checkpoints", type=Path, metavar="PATH",
                        help="folder of this training's checkpoints (default: OUTPUT.checkpoints)")  # fmt: skip
@@ -137,6 +142,12 @@ def _check_places(arguments: argparse.Namespace) -> None:
         folder = getattr(arguments, flag, None)
         if folder is None:
             continue
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", str(folder)):  # a path has lost one of the slashes
+            if flag == "store" and folder.startswith("gs://"):
+                continue
+            wanted = "a folder or gs://BUCKET/…" if flag == "store" else "a folder of this machine"
+            raise BadInput(f"--{flag} = {folder}: must be {wanted}")
+        folder = Path(folder)
         shown = f"--{flag} = {folder}"
         if folder.exists() and not folder.is_dir():
             raise BadInput(f"{shown}: is a file; name a folder")

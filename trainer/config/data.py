@@ -42,6 +42,7 @@ class Splits(Section):
 
 
 _SHARE = re.compile(r"(\d{1,3})%")
+_PLACE = re.compile(r"(?!\w[\w+.-]*:/).+|gs://[^/].*", re.DOTALL)
 SourceName = Literal["tfds", "image_folder", "csv", "tsv", "jsonl", "parquet", "tfrecord"]
 KindName = Literal["image", "number", "category", "text"]
 
@@ -154,6 +155,16 @@ class DataConfig(Section):
             yield Problem("record_features", sorted(self.record_features), "belongs to source tfrecord")
         if self.image_channels is not None and self.source == "tfds":
             yield Problem("image_channels", self.image_channels, "a builder's images keep their own channels")
+        if self.path is not None and not _PLACE.fullmatch(self.path):
+            yield Problem("path", self.path, "must be a path here or gs://BUCKET/…")
+        if self.source != "tfds":
+            for key, unset in (("name", "digits"), ("data_dir", None)):
+                if getattr(self, key) != unset:
+                    yield Problem(key, getattr(self, key), "belongs to source tfds; files are found by path")
+        if self.weight_key is not None and self.weight_key == self.label_key:
+            yield Problem("weight_key", self.weight_key, "is the label")
+        if self.splits.by is not None and self.splits.by == self.label_key:
+            yield Problem("splits.by", self.splits.by, "is the label, and no class would be in two splits")
         if self.label_key is not None and self.label_key in (self.input_keys or []):
             yield Problem("label_key", self.label_key, "is among input_keys, and the model would only copy it")
 
@@ -182,7 +193,8 @@ class DataConfig(Section):
             if "[" in value and self.splits == Splits(by=self.splits.by):
                 yield Problem(f"splits.{name}", value, "must be a share such as 80%, or a pattern of files under path")
             elif percents and not shares and name not in percents:
-                yield Problem(f"splits.{name}", value, f"must be a share, because {percents[0]} is one")
+                rule = f"must be a share of whole percents such as 10%, because {percents[0]} is one"
+                yield Problem(f"splits.{name}", value, rule)
         if shares and sum(shares.values()) != 100:
             yield Problem("splits", shares, "shares must add up to 100 %")
         for name in (name for name, share in shares.items() if share == 0):

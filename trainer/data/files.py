@@ -7,6 +7,7 @@ with stage_files(config, store) as local:
 import fnmatch
 import hashlib
 import json
+import os
 import re
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ _ENDINGS = {
     "tfrecord": (".tfrecord", ".tfrecords"),
     "image_folder": (),
 }
+_OF_DESKTOPS = ("thumbs.db", "desktop.ini", "__macosx")  # what Windows and macOS leave in folders
 _MAGIC = re.compile(r"[*?\[]|\{date\}")
 
 
@@ -58,7 +60,8 @@ def stage_files(config: DataConfig, store: Path | None) -> Iterator[Path | None]
     wanted = [name for name in names if _belongs(name, pattern, config)]
     if not wanted:
         raise BadInput(
-            f"data.path = {json.dumps(config.path)}: there are no such files ({len(names)} others are there)"
+            f"data.path = {json.dumps(config.path)}: there are no such files"
+            + (f" ({len(names):,} others are there)" if names else "")
         )
     with tempfile.TemporaryDirectory(prefix=".source-", dir=store if store and store.is_dir() else None) as folder:
         stage(root, folder, wanted)
@@ -81,18 +84,18 @@ def find_files(config: DataConfig, local: Path | None) -> list[SourceFile]:
         raise BadInput(f"data.path = {json.dumps(config.path)}: does not exist")
     if pattern is not None and not _MAGIC.search(pattern):  # one file, whatever else its folder holds
         names = [pattern] if (folder / pattern).is_file() else []
+    elif not folder.is_dir():
+        names = []
     else:
-        names = sorted(
-            file.relative_to(folder).as_posix()
-            for file in folder.rglob("*")
-            if file.is_file() and not _hidden(file, folder)
-        )
+        names = sorted(_walk(str(folder), "", [os.path.realpath(folder)]))
     shown = json.dumps(config.path)
     if config.splits.shares():
         found = [SourceFile(folder / name, name, None) for name in names if _belongs(name, pattern, config)]
         if not found:
-            raise BadInput(f"data.path = {shown}: there are no {config.source} files")
-        return found
+            ends = " or ".join(_ENDINGS[config.source])
+            endings = f" (their names end in {ends})" if ends and pattern is None else ""
+            raise BadInput(f"data.path = {shown}: there are no {config.source} files{endings}")
+        return _checked_links(found)
     if pattern is not None:
         raise BadInput(f"data.path = {shown}: must be a folder, because data.splits are patterns of files in it")
     taken: dict[str, str] = {}
@@ -105,7 +108,7 @@ def find_files(config: DataConfig, local: Path | None) -> list[SourceFile]:
             if name in taken:
                 raise BadInput(f"data.splits.{split} = {json.dumps(given)}: {name} belongs to {taken[name]} already")
             taken[name] = split
-    return [SourceFile(folder / name, name, taken[name]) for name in sorted(taken)]
+    return _checked_links([SourceFile(folder / name, name, taken[name]) for name in sorted(taken)])
 
 
 def content_identity(files: Sequence[SourceFile]) -> list[list[str | int | None]]:
@@ -149,5 +152,30 @@ def _belongs(name: str, pattern: str | None, config: DataConfig) -> bool:
     return name.lower().endswith(endings) if endings else True
 
 
-def _hidden(file: Path, folder: Path) -> bool:
-    return any(part.startswith((".", "_SUCCESS")) for part in file.relative_to(folder).parts)
+def _walk(folder: str, prefix: str, above: list[str]) -> Iterator[str]:
+    """Names of the files below a folder. Links to folders are followed, but not into one that holds the link: what is
+    there is found without it.
+
+    Args:
+        folder: The folder.
+        prefix: What stands before its files' names.
+        above: The folder and those that hold it, as they are really called.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith((".", "_SUCCESS")) or entry.name.lower() in _OF_DESKTOPS:
+                continue
+            is_link = entry.is_symlink()
+            if Path(entry).is_dir() if is_link else entry.is_dir():
+                real = os.path.realpath(entry.path) if is_link else f"{above[-1]}/{entry.name}"
+                if real not in above:
+                    yield from _walk(entry.path, f"{prefix}{entry.name}/", [*above, real])
+            elif is_link or entry.is_file():
+                yield prefix + entry.name
+
+
+def _checked_links(files: list[SourceFile]) -> list[SourceFile]:
+    for file in files:
+        if file.path.is_symlink() and not file.path.is_file():
+            raise BadInput(f"{file.path}: is a link that leads to no file")
+    return files

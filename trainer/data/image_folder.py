@@ -9,7 +9,7 @@ from trainer.config import DataConfig
 from trainer.data.files import SourceFile, content_identity, describe_files, find_files
 from trainer.data.manifest import Feature
 from trainer.data.pictures import decode_all, first_size
-from trainer.data.source import BadRecord, Chunk, Part
+from trainer.data.source import BadRecord, Chunk, Part, is_text
 from trainer.errors import BadInput
 
 _CHUNK = 64
@@ -73,6 +73,8 @@ class ImageFolderSource:
                 f"data.path = {json.dumps(self._config.path)}: {file.name} should stand in a folder named after its"
                 f" class, right under {'the path' if depth == 0 else 'the folder of its split'}"
             )
+        if not is_text(folders[-1]):
+            raise BadInput(f"{file.name!a}: the name of the class is not valid UTF-8; rename the folder")
         return folders[-1]
 
     def _first_size(self) -> tuple[int, int]:

@@ -10,11 +10,14 @@ What a part or a shard leaves is complete before it counts: a preparation that w
 same source, configuration and seed give the same bytes on any machine, however many processes share the work.
 """
 
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
 from itertools import islice
@@ -83,7 +86,7 @@ def prepare(
     config = settled(config, datetime.now(UTC))  # once, so that a midnight in between changes nothing
     remote = store is not None and is_remote(store)
     kept_here = None if store is None or remote else Path(store)
-    with stage_files(config, kept_here) as local:
+    with _full_disks_named(kept_here or folder.parent), stage_files(config, kept_here) as local:
         source = open_source(config, local)
         if kept_here is not None:
             kept, manifest = _kept(source, config, local, seed, kept_here, num_workers)
@@ -93,6 +96,19 @@ def prepare(
             if remote:
                 return _kept_in_bucket(source, config, local, seed, str(store), folder, Path(aside_), num_workers)
             return _prepared(source, config, local, seed, folder, Path(aside_), num_workers)
+
+
+@contextmanager
+def _full_disks_named(place: Path) -> Iterator[None]:
+    """Says where a write failed: the error of one that has its file open knows no name."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise WorldFailure(
+                f"{place}: {error.strerror}; nothing is left half-written: make room and start again"
+            ) from error
+        raise
 
 
 def _kept(

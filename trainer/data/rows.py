@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from trainer.data.source import is_text
 from trainer.errors import BadInput
 
 _LONGEST_FIELD = 16 * 1024**2
@@ -293,6 +294,8 @@ def _checked(path: Path, names: Sequence[str]) -> list[str]:
     for place, name in enumerate(names):
         if not name.strip():
             raise BadInput(f"{path}: column {place + 1} has no name")
+        if not is_text(name):
+            raise BadInput(f"{path}: the name of column {place + 1} is not valid Unicode: {name!a}")
         if name in names[:place]:
             raise BadInput(f"{path}: has two columns named {json.dumps(name)}")
     return list(names)

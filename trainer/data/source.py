@@ -5,6 +5,7 @@ for part in source.parts:
         chunk.columns["image"], chunk.labels
 """
 
+import hashlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -89,6 +90,15 @@ class Source(Protocol):
         """The part's examples, in an order that is always the same."""
 
 
+def is_text(name: str) -> bool:
+    """Whether a name that came from bytes or JSON can be written as UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def plain_names(names: Sequence[str], setting: str) -> dict[str, str]:
     """Feature name by name in the source: letters, digits and underscores, because a signature carries it.
 
@@ -98,8 +108,10 @@ def plain_names(names: Sequence[str], setting: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9]+", "_", name).strip("_")
-        if not plain or not plain[0].isalpha():
-            plain = f"x_{plain}" if plain else "x"
+        if not plain:  # of other alphabets only
+            plain = f"x_{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        elif not plain[0].isalpha():
+            plain = f"x_{plain}"
         for other, taken in found.items():
             if taken == plain:
                 raise BadInput(f"{setting}: {name!r} and {other!r} would both be called {plain}; rename one")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from trainer.config import DataConfig
 from trainer.data.source import Source
+from trainer.errors import BadInput
 
 
 def open_source(config: DataConfig, local: Path | None = None, *, fetch: bool = True) -> Source:
@@ -18,6 +19,13 @@ def open_source(config: DataConfig, local: Path | None = None, *, fetch: bool = 
         BadInput: It does not exist or does not fit the configuration.
         WorldFailure: It could not be fetched.
     """
+    source = _opened(config, local, fetch)
+    if config.image_size is not None and all(feature.kind != "image" for feature in source.features.values()):
+        raise BadInput(f"data.image_size = {list(config.image_size)}: no feature is an image")
+    return source
+
+
+def _opened(config: DataConfig, local: Path | None, fetch: bool) -> Source:
     if config.source == "tfds":
         from trainer.data.tfds_source import TfdsSource
 

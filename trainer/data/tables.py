@@ -7,6 +7,7 @@ its column makes its row a bad one.
 
 import json
 import math
+import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -157,6 +158,11 @@ class TableSource:
         for file in self._files:
             if names := column_names(file.path, self._form):
                 return file, names
+        for file in self._files:
+            for row in read_rows(file.path, self._form, []):
+                if row.number:
+                    rule = row.fault or "names no columns"
+                    raise BadInput(f"{file.path}, row {row.number}: {rule}, and no row has columns; one object a line")
         raise BadInput(f"data.path = {json.dumps(self._config.path)}: every file is empty")
 
     def _choose(self, known: list[str]) -> None:
@@ -174,6 +180,9 @@ class TableSource:
             for key in keys:
                 if key is not None and key not in known:
                     hint = suggestion(key, known) or f" (columns: {', '.join(known[:30])})"
+                    if len(known) == 1 and (found := re.search(r"[;,|\t]", known[0])):
+                        wanted = {"csv": "commas", "tsv": "tabs"}.get(self._form, "other names")
+                        hint = f": {found[0]!r} separates the names in {json.dumps(known[0])}, and {self._form} wants {wanted}"
                     raise BadInput(f"data.{setting} = {json.dumps(key)}: there is no such column{hint}")
         for key in config.kinds:
             if key not in inputs:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -188,6 +189,7 @@ class TfdsSource:
         from tensorflow_datasets.core.download import downloader
 
         downloader.MAX_RETRIES = _DOWNLOAD_RETRIES
+        logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # a page of text for each retry
         try:
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         except OSError as error:  # requests' errors are OSErrors too
@@ -416,7 +418,16 @@ def _builder(config: DataConfig) -> Any:
         hint = suggestion(config.name.split("/")[0].split(":")[0], tfds.list_builders())
         raise BadInput(f"data.name = {json.dumps(config.name)}: no such dataset{hint}") from None
     except (ValueError, AssertionError) as error:  # unknown configuration or version
-        raise BadInput(f"data.name = {json.dumps(config.name)}: {_first_line(error)}") from None
+        rule = _first_line(error).rpartition('}": ')[2]  # behind how the builder was asked for
+        wanted = config.name.partition(":")[0].partition("/")[2]
+        known = list(tfds.builder_cls(config.name.partition("/")[0].partition(":")[0]).builder_configs)
+        if wanted and wanted not in known:
+            rule = f"has no configuration {wanted}" + (suggestion(wanted, known) or f" (it has {_some(known)})")
+        raise BadInput(f"data.name = {json.dumps(config.name)}: {rule}") from None
+
+
+def _some(names: list[str]) -> str:
+    return f"{', '.join(names[:10])}{', …' if len(names) > 10 else ''}" or "none"
 
 
 def _own_builder(module: str, name: str, config: DataConfig) -> Any:

@@ -84,13 +84,19 @@ def validate(
 def _against_schema(schema: Schema, manifest: Manifest, statistics: Statistics) -> Iterator[tuple[str, ...]]:
     label = manifest.label.name
     if schema.label_name != label:
-        yield ("type", "(all)", label, f"a label named {schema.label_name}", label)
+        yield ("type", "all splits", label, f"a label named {schema.label_name}", label)
     shapes = {name: feature.shape for name, feature in manifest.features.items()}
     for name in sorted(schema.features.keys() | shapes.keys()):
         if name not in shapes:
-            yield ("presence", "(all)", name, f"a feature of kind {schema.features[name].kind}", "none of this name")
+            yield (
+                "presence",
+                "all splits",
+                name,
+                f"a feature of kind {schema.features[name].kind}",
+                "none of this name",
+            )
         elif name not in schema.features:
-            yield ("type", "(all)", name, "no such feature", manifest.features[name].kind)
+            yield ("type", "all splits", name, "no such feature", manifest.features[name].kind)
     rules = {name: rule for name, rule in schema.features.items() if name in shapes}
     rules[label] = schema.label
     for split, by_name in statistics.splits.items():

@@ -159,6 +159,8 @@ class _Processes:
                     " run again, what is finished is not done again"
                 )
             place = doing.get(number)
+            if "errno" in message:
+                raise OSError(message["errno"], message["error"])
             if "error" in message:
                 kind = BadInput if message["exit_code"] == EXIT_BAD_INPUT else WorldFailure
                 raise kind(message["error"])
@@ -237,7 +239,10 @@ def _answer_jobs(workers: Callable[[], Workers], jobs: TextIO, answers: TextIO) 
     except TriremeError as error:
         answer(error=str(error), exit_code=error.exit_code)
     except OSError as error:
-        answer(error=f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), exit_code=1)
+        if error.errno is not None and error.filename is None:  # a write to an open file: the caller knows where
+            answer(error=error.strerror, errno=error.errno)
+        else:
+            answer(error=f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), exit_code=1)
 
 
 if __name__ == "__main__":

@@ -101,11 +101,14 @@ def split_uri(uri: str) -> tuple[str, str]:
     """Split `gs://bucket/a/b/` into `bucket` and `a/b`.
 
     Raises:
-        BadInput: The URI names no bucket.
+        BadInput: The URI names no bucket, or what no bucket is called.
     """
     bucket, _, prefix = uri.removeprefix(SCHEME).partition("/")
     if not bucket:
         raise BadInput(f"{uri!a}: names no bucket: write gs://BUCKET/PREFIX")
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]*[a-z0-9]", bucket):
+        rule = "lower-case letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+        raise BadInput(f"{uri!a}: no bucket is called {bucket!a}: {rule}")
     return bucket, prefix.strip("/")
 
 

@@ -409,7 +409,8 @@ def _raise_if_lasting(error: Exception, bucket: str, name: str, permission: str)
         if code in (requests.codes.unauthorized, requests.codes.forbidden):
             raise _denied(place, bucket, permission, error.message) from error
         if code == requests.codes.not_found:
-            if re.search(r"bucket does not exist", error.message or "", re.IGNORECASE):
+            about_bucket = re.search(r"bucket does not exist", error.message or "", re.IGNORECASE)
+            if about_bucket or permission == "storage.objects.list":  # a prefix with nothing under it is an empty list
                 raise NotFound(f"{place}: bucket {bucket} does not exist") from error
             raise NotFound(f"{place}: is not there") from error
         raise WorldFailure(f"{place}: the service refused ({code}): {error.message}") from error
