@@ -4,6 +4,7 @@ Keras' own clipping, averaging, accumulation and loss scaling are not used: unde
 replicas' gradients are added, or fail.
 """
 
+import inspect
 import json
 import math
 from typing import Any
@@ -35,6 +36,7 @@ def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
     known -= {"lossscaleoptimizer"}  # train.precision
     if config.optimizer.lower() not in known:
         raise BadInput(f"train.optimizer = {json.dumps(config.optimizer)}: must be one of {', '.join(sorted(known))}")
+    _check_arguments(config, next(c for c in classes if getattr(c, "__name__", "").lower() == config.optimizer.lower()))
     identifier = {"class_name": config.optimizer, "config": {**config.optimizer_args, "learning_rate": rate}}
     try:
         return keras.optimizers.deserialize(identifier)
@@ -43,6 +45,20 @@ def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
             f"train.optimizer_args = {json.dumps(config.optimizer_args)}: {config.optimizer} does not take them"
             f" ({reason_of(error)})"
         ) from None
+
+
+def _check_arguments(config: TrainConfig, kind: type) -> None:
+    """Refuses values of another type than an argument's default; Keras would fail over them in the first step."""
+    for name, parameter in inspect.signature(kind).parameters.items():
+        value, default = config.optimizer_args.get(name), parameter.default
+        if value is None or default is None or default is parameter.empty:
+            continue
+        numbers = not isinstance(default, bool | str) and isinstance(value, int | float) and not isinstance(value, bool)
+        if not numbers and type(value) is not type(default):
+            raise BadInput(
+                f"train.optimizer_args.{name} = {json.dumps(value)}: must be a {type(default).__name__}, such as"
+                f" {config.optimizer}'s own {json.dumps(default)}"
+            )
 
 
 def take_summed_gradients(optimizer: Any) -> None:
