@@ -220,7 +220,7 @@ def _hardware(config: Config) -> Iterator[Finding]:
         )
     if gpus and not config.cluster.memory:
         yield Finding("warning", "memory", "cluster.memory = null: a node may kill the training for want of it")
-    if gpus > 1 and not config.cluster.shared_memory:
+    if gpus > 1 and not config.cluster.shared_memory and config.cluster.launcher == "local":
         yield Finding(
             "warning", "memory", "cluster.shared_memory = null: NCCL may fail with 64 MiB of /dev/shm; give 1Gi or more"
         )
@@ -238,8 +238,9 @@ def _launcher(config: Config) -> Iterator[Finding]:
         return
     needs = f"the runtime {job.runtime} and " if job.launcher == "trainjob" else ""
     account = cluster.service_account or "pipeline-runner"
+    size = "1 pod" if cluster.num_pods == 1 else f"{cluster.num_pods} pods"
     yield Finding(
-        "passed", "launcher", f"a {job.launcher} of {cluster.num_pods} pods; the cluster needs {needs}the role of"
+        "passed", "launcher", f"a {job.launcher} of {size}; the cluster needs {needs}the role of"
         f" manifests/launcher-rbac.yaml for {account}",
     )  # fmt: skip
     if cluster.timeout_secs is None:
