@@ -22,6 +22,7 @@ from trainer.data.manifest import read_manifest
 from trainer.data.reading import open_feed
 from trainer.errors import BadInput, Preempted, WorldFailure
 from trainer.loop import fit
+from trainer.optimizer import build_optimizer
 from trainer.step import Trainer
 
 pytestmark = pytest.mark.usefixtures("three_cpus")
@@ -517,6 +518,30 @@ def test_a_warm_start_takes_the_weights_and_trains_on(train, weights, at_step, t
     assert "warm start: 4 of 4 weights" in capsys.readouterr().out
     if want is not None:
         assert difference(want, weights("warm")) < 1e-6
+
+
+def test_a_warm_start_also_begins_the_weights_that_an_optimizer_keeps(train, weights, tmp_path):
+    train("model", checkpoints="c1")
+    settings = {
+        "warm_start": {"source": str(tmp_path / "model")},
+        "epochs": 1,
+        "learning_rate": 1e-9,
+        "keep_best": None,
+    }
+    train("warm", checkpoints="c2", optimizer="schedulefreeadamw", **settings)
+    assert difference(weights(), weights("warm")) < 1e-6
+
+
+def test_every_optimizer_that_is_offered_takes_a_step():
+    with pytest.raises(BadInput, match=r"must be one of adadelta, .*, lamb, .*, sgd") as refused:
+        build_optimizer(parse(TrainConfig, TINY | {"optimizer": "optimizermap"}), 1)
+    offered = str(refused.value).partition("must be one of ")[2].split(", ")
+    assert len(offered) > 12
+    for name in offered:
+        variable = keras.Variable(np.ones((3, 2), np.float32))
+        build_optimizer(parse(TrainConfig, TINY | {"optimizer": name}), 1).apply([tf.ones((3, 2))], [variable])
+        assert np.isfinite(variable.numpy()).all(), name
+        assert (variable.numpy() < 1).all(), name
 
 
 def test_a_warm_start_of_other_shapes_is_refused_unless_the_layer_is_excepted(train, weights, tmp_path):

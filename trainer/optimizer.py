@@ -12,6 +12,14 @@ from typing import Any
 from trainer.config import TrainConfig
 from trainer.errors import BadInput, reason_of
 
+_NO_OPTIMIZERS = {
+    "Optimizer",
+    "LossScaleOptimizer",  # train.precision
+    "MultiOptimizer",
+    "OptimizerMap",
+}
+"""What `keras.optimizers` holds besides those that a name and arguments make."""
+
 
 def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
     """The Keras optimizer that the section names, with its learning-rate schedule.
@@ -31,15 +39,14 @@ def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
         from trainer.schedule import WarmupSchedule
 
         rate = WarmupSchedule(rate, schedule, total_steps)
-    classes = vars(keras.optimizers).values()
-    known = {c.__name__.lower() for c in classes if isinstance(c, type) and c is not keras.optimizers.Optimizer}
-    known -= {"lossscaleoptimizer"}  # train.precision
-    if config.optimizer.lower() not in known:
+    classes = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
+    known = {kind.__name__.lower(): kind for kind in classes if kind.__name__ not in _NO_OPTIMIZERS}
+    kind = known.get(config.optimizer.lower())
+    if kind is None:
         raise BadInput(f"train.optimizer = {json.dumps(config.optimizer)}: must be one of {', '.join(sorted(known))}")
-    _check_arguments(config, next(c for c in classes if getattr(c, "__name__", "").lower() == config.optimizer.lower()))
-    identifier = {"class_name": config.optimizer, "config": {**config.optimizer_args, "learning_rate": rate}}
+    _check_arguments(config, kind)
     try:
-        return keras.optimizers.deserialize(identifier)
+        return kind(**{**config.optimizer_args, "learning_rate": rate})  # Keras' own look-up by name misses some
     except (TypeError, ValueError) as error:
         raise BadInput(
             f"train.optimizer_args = {json.dumps(config.optimizer_args)}: {config.optimizer} does not take them"
