@@ -47,10 +47,10 @@ def build_model(config: TrainConfig, spec: ModelSpec) -> Any:
     ):  # the world's: pretrained weights that could not be fetched, a full disk
         raise
     except Exception as error:
-        given = json.dumps(config.model_args)
-        raise BadInput(
-            f"train.model_args = {given}: {config.model} cannot be built for {_shown(spec)}: " + fault_of(error)
-        ) from error
+        setting = f"train.model = {json.dumps(config.model)}"
+        if config.model_args:
+            setting = f"train.model_args = {json.dumps(config.model_args)}: {config.model}"
+        raise BadInput(f"{setting} cannot be built for {_shown(spec)}: {fault_of(error)}") from error
     _check_contract(config.model, model, spec)
     for wanted in spec.augmentation:
         if wanted.layer not in {type(layer).__name__ for layer in model._flatten_layers()}:
