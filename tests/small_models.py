@@ -56,6 +56,18 @@ def wrong_answer(spec):
     return keras.Model(inputs, keras.layers.Dense(spec.num_outputs)(x))
 
 
+def breaks(spec):
+    """Fails over its own mistake while it is built."""
+    return keras.Model(spec.inputs(), {}["no_such"])
+
+
+def two_answers(spec):
+    """Has two heads where one is owed."""
+    inputs = spec.inputs()
+    x = keras.layers.Flatten()(keras.layers.Rescaling(1.0)(inputs["image"]))
+    return keras.Model(inputs, [keras.layers.Dense(spec.num_outputs)(x), keras.layers.Dense(1)(x)])
+
+
 def untrainable(spec):
     """Has weights, and none has a part in the answer."""
     inputs = spec.inputs()
@@ -66,7 +78,7 @@ def untrainable(spec):
 
 
 def own_step(spec, learning_rate=0.1):
-    """Compiles itself and takes its own steps: plain gradient descent, and nothing but a loss."""
+    """Takes its own steps: plain gradient descent, and nothing but a loss. Compiles itself if there is a learning rate."""
 
     @keras.saving.register_keras_serializable("small_models")
     class OwnStep(keras.Model):
@@ -82,5 +94,6 @@ def own_step(spec, learning_rate=0.1):
 
     plain_model = plain(spec)
     model = OwnStep(plain_model.inputs, plain_model.outputs[0])
-    model.compile(optimizer=keras.optimizers.SGD(learning_rate))
+    if learning_rate is not None:
+        model.compile(optimizer=keras.optimizers.SGD(learning_rate))
     return model

@@ -170,13 +170,15 @@ def killing(monkeypatch, after, kind, index):
     return killed
 
 
-def test_a_group_that_dies_is_started_again_and_ends_with_the_same_weights(examples, tmp_path, monkeypatch):
+def test_a_group_that_dies_is_started_again_and_ends_with_the_same_weights(examples, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TRIREME_EVENTS", "1")  # as under `trireme run`
     settings = EVERYTHING | {"strategy": "multi_worker_mirrored", "epochs": 12, "steps_per_loop": 1, "cache_bytes": 0}
     killed = killing(monkeypatch, "epoch 3/12: loss", "worker", 1)
     group = TWO.model_copy(update={"max_restarts": 1})
     summary = train_as_group(parse(TrainConfig, settings), 3, examples, tmp_path / "model", tmp_path / "c1", group)
     assert killed
     assert summary["resumed_after_step"] >= 8
+    assert '::trireme {"say": "worker 1 was ended by SIGKILL' in capsys.readouterr().out
     fit(parse(TrainConfig, settings | {"strategy": "default"}), 3, examples, tmp_path / "alone", tmp_path / "c2")
     assert difference(weights(tmp_path / "alone"), weights(tmp_path / "model")) < 1e-5  # 48 steps
 

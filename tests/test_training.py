@@ -1,6 +1,7 @@
 """fit, from a prepared dataset to an exported model: it goes on where it died, says what is wrong, and loses nothing."""
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -21,6 +22,7 @@ from trainer.data.manifest import read_manifest
 from trainer.data.reading import open_feed
 from trainer.errors import BadInput, Preempted, WorldFailure
 from trainer.loop import fit
+from trainer.optimizer import build_optimizer
 from trainer.step import Trainer
 
 pytestmark = pytest.mark.usefixtures("three_cpus")
@@ -421,6 +423,10 @@ def test_mixed_precision_computes_in_it_and_keeps_float32_weights(train, weights
         ({"frozen_layers": ["h*"]}, r"leaves nothing to train"),
         ({"optimizer": "adamm"}, r'optimizer = "adamm": must be one of .*adam'),
         ({"optimizer_args": {"beta": 1}}, r"optimizer_args = .*beta"),
+        ({"optimizer_args": {"beta_1": "much"}}, r'optimizer_args.beta_1 = "much": must be a float, such as adam.s own 0.9'),
+        ({"optimizer_args": {"amsgrad": 1}}, r"optimizer_args.amsgrad = 1: must be a bool, such as adam.s own false"),
+        ({"model": "small_models:breaks"}, r"cannot be built .*: KeyError: 'no_such' \(.*small_models.py, line \d+\)"),
+        ({"model": "small_models:two_answers"}, r"must answer one tensor for image .*, and answers a list of 2"),
         ({"global_batch_size": 62}, r"global_batch_size = 62: the train split has 61 examples"),
         ({"model": "keras.applications.MobilNetV2"}, r"did you mean keras.applications.MobileNetV2"),
         ({"strategy": "tpu"}, r"strategy = tpu: TensorFlow sees 0 TPU devices"),
@@ -435,6 +441,39 @@ def test_what_cannot_work_is_refused_before_any_step(train, settings, message, m
     monkeypatch.setattr(Trainer, "train_steps", lambda *_: pytest.fail("a step was trained"))
     with pytest.raises(BadInput, match=message):
         train(**settings)
+
+
+def test_a_module_that_fails_when_it_is_imported_is_refused_with_the_line(train, tmp_path, monkeypatch):
+    (tmp_path / "broken_module.py").write_text("x = 1\nx / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        BadInput, match=r"cannot be imported: ZeroDivisionError: division by zero \(.*module.py, line 2\)"
+    ):
+        train(model="broken_module:build")
+
+
+@pytest.mark.parametrize("at", ["checkpoints", "tensorboard_dir"])
+def test_a_folder_that_cannot_be_written_is_found_before_any_step(train, tmp_path, at, monkeypatch):
+    monkeypatch.setattr(Trainer, "train_steps", lambda *_: pytest.fail("a step was trained"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        WorldFailure, match=r"file/in: no checkpoint can|tensorboard_dir = .*file/in: cannot be written: "
+    ):
+        train(**{at: str(tmp_path / "file/in")})
+    assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_two_trainings_cannot_save_into_one_folder(train, tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    held = os.open(tmp_path / "checkpoints", os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(WorldFailure, match="another training is saving its checkpoints there"):
+            train()
+    finally:
+        os.close(held)
+    assert train()["steps"] > 0
 
 
 def test_more_accelerators_asked_for_than_visible_are_refused(train, monkeypatch):
@@ -479,6 +518,30 @@ def test_a_warm_start_takes_the_weights_and_trains_on(train, weights, at_step, t
     assert "warm start: 4 of 4 weights" in capsys.readouterr().out
     if want is not None:
         assert difference(want, weights("warm")) < 1e-6
+
+
+def test_a_warm_start_also_begins_the_weights_that_an_optimizer_keeps(train, weights, tmp_path):
+    train("model", checkpoints="c1")
+    settings = {
+        "warm_start": {"source": str(tmp_path / "model")},
+        "epochs": 1,
+        "learning_rate": 1e-9,
+        "keep_best": None,
+    }
+    train("warm", checkpoints="c2", optimizer="schedulefreeadamw", **settings)
+    assert difference(weights(), weights("warm")) < 1e-6
+
+
+def test_every_optimizer_that_is_offered_takes_a_step():
+    with pytest.raises(BadInput, match=r"must be one of adadelta, .*, lamb, .*, sgd") as refused:
+        build_optimizer(parse(TrainConfig, TINY | {"optimizer": "optimizermap"}), 1)
+    offered = str(refused.value).partition("must be one of ")[2].split(", ")
+    assert len(offered) > 12
+    for name in offered:
+        variable = keras.Variable(np.ones((3, 2), np.float32))
+        build_optimizer(parse(TrainConfig, TINY | {"optimizer": name}), 1).apply([tf.ones((3, 2))], [variable])
+        assert np.isfinite(variable.numpy()).all(), name
+        assert (variable.numpy() < 1).all(), name
 
 
 def test_a_warm_start_of_other_shapes_is_refused_unless_the_layer_is_excepted(train, weights, tmp_path):
@@ -577,6 +640,13 @@ def test_a_model_with_a_train_step_of_its_own_takes_it(train, weights, rows, cap
         assert theirs["validation_accuracy"] == mine["validation_accuracy"]
     with pytest.raises(BadInput, match=r"train\.jit_compile: the model compiles itself"):
         train("no", checkpoints="c3", **own, jit_compile=True)
+
+
+@pytest.mark.parametrize("replicas", [{}, TWO])
+def test_a_train_step_of_its_own_is_enough_without_a_compile(train, weights, rows, replicas):
+    own = {"model": "small_models:own_step", "model_args": {"learning_rate": None}, "epochs": 2, "keep_best": None}
+    train("keras", **own, loop="keras_fit", steps_per_loop=None, optimizer="sgd", **replicas)
+    assert all(row["accuracy"] is None and row["loss"] > 0 for row in rows("keras"))
 
 
 def test_keras_fit_on_replicas_leaves_out_what_does_not_divide_and_says_so(train, rows, capsys):

@@ -8,6 +8,8 @@ A checkpoint is a folder `step-00000230` with TensorFlow's files and `state.json
 written beside its place and renamed. A damaged one is passed over, with a warning, for the one before it.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -25,7 +27,7 @@ import numpy as np
 from trainer import storage
 from trainer.config import TrainConfig
 from trainer.consensus import Consensus
-from trainer.errors import BadInput, WorldFailure
+from trainer.errors import BadInput, WorldFailure, reason_of
 from trainer.progress import say
 
 _STEP_FOLDER = re.compile(r"step-(\d{8})")
@@ -74,7 +76,8 @@ class Checkpoints:
         mirror: A prefix of object storage that every checkpoint is copied to, for machines whose disk does not outlive
             them. None: there is none.
 
-    Writing and copying go on beside the training; leaving the `with` block waits for them.
+    Writing and copying go on beside the training; leaving the `with` block waits for them. Within it the folder is this
+    run's alone on this machine.
     """
 
     def __init__(
@@ -91,6 +94,7 @@ class Checkpoints:
         self._mirror = mirror
         self._writer = ThreadPoolExecutor(1)
         self._written: Future | None = None
+        self._held: int | None = None
         weights = {id(variable) for variable in trainer.model.weights}
         # Plain lists, so that a weight is found by its number. Keras leaves the random state of dropout out of a model's
         # own checkpoint; a resumed run would differ.
@@ -106,7 +110,38 @@ class Checkpoints:
         }
 
     def __enter__(self) -> "Checkpoints":
+        """Takes the folder.
+
+        Raises:
+            WorldFailure: It cannot be written, or another training saves into it.
+        """
+        if self._workers.is_chief:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                Path(tempfile.mkdtemp(prefix=".partial-", dir=self._folder)).rmdir()  # rather now than after an epoch
+            except OSError as error:
+                raise WorldFailure(
+                    f"{self._folder}: no checkpoint can be written there: {_reason(error)}; make room, or name another folder"
+                ) from error
+            self._held = os.open(self._folder, os.O_RDONLY)
+            try:
+                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._release()
+                raise WorldFailure(
+                    f"{self._folder}: another training is saving its checkpoints there; wait until it ends, or name another"
+                    " folder"
+                ) from None
+            except OSError:  # a file system that knows no locks
+                pass
         return self
+
+    def _release(self) -> None:
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+            with contextlib.suppress(OSError):
+                self._folder.rmdir()  # only where nothing was saved
 
     def __exit__(self, kind: type | None, *_: object) -> None:
         try:
@@ -117,6 +152,7 @@ class Checkpoints:
             say(f"warning: {error}")  # what ended the block says more
         finally:
             self._writer.shutdown()
+            self._release()
 
     def save(self, state: State) -> None:
         """Takes the values of now and writes them in a thread, so that the next steps need not wait for the disk.
@@ -342,4 +378,4 @@ def _digest(file: Path) -> str:
 def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return reason_of(error)

@@ -15,8 +15,14 @@ EXIT_PREEMPTED = 143  # 128 + SIGTERM: what a shell reports for a process that S
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception of a library says, as one line: Keras puts its reason under a headline, in bold."""
-    lines = [re.sub(r"\x1b\[\d+m", "", line).strip() for line in str(error).splitlines()]
+    """What an exception of a library says, as one line.
+
+    Keras puts its reason under a headline, in bold; TensorFlow puts the operation's name around it.
+    """
+    lines = [
+        re.sub(r"\x1b\[\d+m|\{\{function_node .*?\}\} ?| ?\[Op:\w+\]( name: ?)?", "", line).strip()
+        for line in str(error).splitlines()
+    ]
     lines = [
         line for line in lines if line and not line.startswith(("Exception encountered when calling", "in user code"))
     ]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from trainer.config import TrainConfig
-from trainer.errors import BadInput, TriremeError, WorldFailure, reason_of
+from trainer.errors import BadInput, TriremeError, WorldFailure
 from trainer.layers import batch_norms, walk
+from trainer.own_code import fault_of
 from trainer.progress import say
 from trainer.step import Trainer
 
@@ -46,7 +47,7 @@ def check_model(trainer: Trainer, feed: Any, config: TrainConfig, *, strategy_na
     except TriremeError:
         raise
     except Exception as error:
-        raise BadInput(f"{shown}: fails on a batch of {len(labels)} examples: {reason_of(error)}") from error
+        raise BadInput(f"{shown}: fails on a batch of {len(labels)} examples: {fault_of(error)}") from error
     if not np.isfinite(float(loss)):
         raise WorldFailure(
             f"{shown}: the loss of the first {len(labels)} examples is {float(loss)} before any step: look at the model's"

@@ -39,7 +39,7 @@ def fit_with_keras(
 
     config, trainer = run.config, run.trainer
     _check(run)
-    _compile(run)
+    metric = _compile(run)
     trainer.optimizer = trainer.model.optimizer
     trainer.optimizer.build(trainer.model.trainable_variables)
     kept = run.train_feed.num_examples
@@ -99,6 +99,8 @@ def fit_with_keras(
                     raise WorldFailure(f"the loss is {loss} in epoch {epoch + 1}: lower train.learning_rate")
                 state.step = (epoch + 1) * run.steps_per_epoch
                 measure = history.get(trainer.objective.measure, [math.nan])[-1]
+                if _is_untouched(metric):
+                    measure = math.nan
                 state.epoch_totals = [
                     loss * kept,
                     measure * kept,
@@ -145,8 +147,12 @@ def _check(run: Run) -> None:
         raise BadInput("train.warm_start: load the weights in the model's own build function with keras_fit")
 
 
-def _compile(run: Run) -> None:
-    """Compiles a model that does not bring its own compilation."""
+def _compile(run: Run) -> Any:
+    """Compiles a model that does not bring its own compilation.
+
+    Returns:
+        The metric that its steps should feed; None where the model compiles itself.
+    """
     import keras
 
     config, model = run.config, run.trainer.model
@@ -157,23 +163,30 @@ def _compile(run: Run) -> None:
         say(
             "keras_fit: the model compiles itself; train.optimizer, learning_rate and their schedule are its own affair"
         )
-        return
+        return None
     regression = run.manifest.task == "regression"
     with run.trainer.strategy.scope():
+        measure = (
+            keras.metrics.MeanAbsoluteError(name="mean_absolute_error")
+            if regression
+            else keras.metrics.SparseCategoricalAccuracy(name="accuracy")
+        )
         model.compile(
             optimizer=run.trainer.optimizer,
             loss=_loss(run.trainer.objective, "float32" if regression else "int32"),
-            metrics=[keras.metrics.MeanAbsoluteError(name="mean_absolute_error")]
-            if regression
-            else [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+            metrics=[measure],
             jit_compile=config.jit_compile,
             run_eagerly=config.eager,
             steps_per_execution=1 if config.eager else min(_STEPS_PER_EXECUTION, run.steps_per_epoch),
         )
+        # Keras reads its metrics after every epoch and fails over those that a step of the model's own never met.
+        inputs, labels = run.train_feed.first(2)[:2]
+        model._compile_metrics.build(labels, model(inputs, training=False))
+    return measure
 
 
 def _is_untouched(tracker: Any) -> bool:
-    """Whether a step of the model's own never told Keras its loss, for which Keras' history then has 0."""
+    """Whether a step of the model's own never told Keras its loss or measure, for which Keras' history then has 0."""
     import keras
 
     return tracker is not None and float(keras.ops.convert_to_numpy(tracker.count)) == 0.0

@@ -4,12 +4,21 @@ Keras' own clipping, averaging, accumulation and loss scaling are not used: unde
 replicas' gradients are added, or fail.
 """
 
+import inspect
 import json
 import math
 from typing import Any
 
 from trainer.config import TrainConfig
 from trainer.errors import BadInput, reason_of
+
+_NO_OPTIMIZERS = {
+    "Optimizer",
+    "LossScaleOptimizer",  # train.precision
+    "MultiOptimizer",
+    "OptimizerMap",
+}
+"""What `keras.optimizers` holds besides those that a name and arguments make."""
 
 
 def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
@@ -30,19 +39,33 @@ def build_optimizer(config: TrainConfig, total_steps: int) -> Any:
         from trainer.schedule import WarmupSchedule
 
         rate = WarmupSchedule(rate, schedule, total_steps)
-    classes = vars(keras.optimizers).values()
-    known = {c.__name__.lower() for c in classes if isinstance(c, type) and c is not keras.optimizers.Optimizer}
-    known -= {"lossscaleoptimizer"}  # train.precision
-    if config.optimizer.lower() not in known:
+    classes = [kind for kind in vars(keras.optimizers).values() if isinstance(kind, type)]
+    known = {kind.__name__.lower(): kind for kind in classes if kind.__name__ not in _NO_OPTIMIZERS}
+    kind = known.get(config.optimizer.lower())
+    if kind is None:
         raise BadInput(f"train.optimizer = {json.dumps(config.optimizer)}: must be one of {', '.join(sorted(known))}")
-    identifier = {"class_name": config.optimizer, "config": {**config.optimizer_args, "learning_rate": rate}}
+    _check_arguments(config, kind)
     try:
-        return keras.optimizers.deserialize(identifier)
+        return kind(**{**config.optimizer_args, "learning_rate": rate})  # Keras' own look-up by name misses some
     except (TypeError, ValueError) as error:
         raise BadInput(
             f"train.optimizer_args = {json.dumps(config.optimizer_args)}: {config.optimizer} does not take them"
             f" ({reason_of(error)})"
         ) from None
+
+
+def _check_arguments(config: TrainConfig, kind: type) -> None:
+    """Refuses values of another type than an argument's default; Keras would fail over them in the first step."""
+    for name, parameter in inspect.signature(kind).parameters.items():
+        value, default = config.optimizer_args.get(name), parameter.default
+        if value is None or default is None or default is parameter.empty:
+            continue
+        numbers = not isinstance(default, bool | str) and isinstance(value, int | float) and not isinstance(value, bool)
+        if not numbers and type(value) is not type(default):
+            raise BadInput(
+                f"train.optimizer_args.{name} = {json.dumps(value)}: must be a {type(default).__name__}, such as"
+                f" {config.optimizer}'s own {json.dumps(default)}"
+            )
 
 
 def take_summed_gradients(optimizer: Any) -> None:

@@ -6,10 +6,13 @@ measure = own_function("metrics:cost", setting="evaluate.own_metrics.cost.functi
 import importlib
 import json
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from trainer.errors import BadInput
+from trainer.errors import BadInput, reason_of
+
+_OURS = Path(__file__).parent
 
 
 def own_function(path: str, *, setting: str) -> Callable:
@@ -29,7 +32,30 @@ def own_function(path: str, *, setting: str) -> Callable:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise BadInput(f"{setting} = {json.dumps(path)}: cannot be imported: {error}") from None
+    except Exception as error:
+        raise BadInput(f"{setting} = {json.dumps(path)}: cannot be imported: {fault_of(error)}") from error
     function = getattr(module, name, None)
     if not callable(function):
         raise BadInput(f"{setting} = {json.dumps(path)}: {module_name} has no function {name}")
     return function
+
+
+def fault_of(error: Exception) -> str:
+    """What a person's own code raised and the line of theirs that led to it, such as `KeyError: 'a' (models.py, line 9)`.
+
+    The line is left out where none of theirs was reached.
+    """
+    reason = reason_of(error)
+    kind = type(error).__name__
+    text = reason if isinstance(error, TypeError | ValueError) or reason == kind else f"{kind}: {reason}"
+    if isinstance(error, SyntaxError):  # its text has the line already
+        return text
+    theirs = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<")
+        and "site-packages" not in frame.filename
+        and not Path(frame.filename).is_relative_to(_OURS)
+        and not Path(frame.filename).is_relative_to(sys.base_prefix)
+    ]
+    return f"{text} ({theirs[-1].filename}, line {theirs[-1].lineno})" if theirs else text

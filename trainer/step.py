@@ -117,9 +117,15 @@ class Trainer:
         return float(rate(step)) if callable(rate) else float(np.asarray(self.optimizer.learning_rate))
 
     def restart_averages(self) -> None:
-        """The averages begin at the weights of now."""
-        for average, variable in zip(self.averages, self.model.trainable_variables, strict=False):
+        """The averages begin at the weights of now, and so does an optimizer that keeps weights of its own."""
+        import keras
+
+        variables = self.model.trainable_variables
+        for average, variable in zip(self.averages, variables, strict=False):
             average.assign(variable.numpy())
+        if isinstance(self.optimizer, keras.optimizers.ScheduleFreeAdamW):
+            for momentum, variable in zip(self.optimizer._momentums, variables, strict=True):
+                momentum.assign(variable.numpy())
 
     @contextmanager
     def averaged_weights(self) -> Iterator[None]:

@@ -7,6 +7,8 @@ board.scalars(step, {"train/loss": 0.3})
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainer.errors import WorldFailure, reason_of
+
 
 class Board:
     """Writes event files into one folder; without a folder it does nothing.
@@ -14,6 +16,9 @@ class Board:
     Args:
         folder: A folder or `gs://` prefix; None: nothing is written.
         profile_steps: First and last step (from 1) that the profiler watches. None: it never runs.
+
+    Raises:
+        WorldFailure: The folder cannot be made or written.
     """
 
     def __init__(self, folder: str | None, profile_steps: tuple[int, int] | None = None) -> None:
@@ -23,7 +28,12 @@ class Board:
         if folder is not None:
             import tensorflow as tf
 
-            self._writer = tf.summary.create_file_writer(folder)
+            try:
+                self._writer = tf.summary.create_file_writer(folder)
+            except tf.errors.OpError as error:
+                raise WorldFailure(
+                    f"train.tensorboard_dir = {folder}: cannot be written: {reason_of(error)}"
+                ) from error
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one point of each named curve."""

@@ -46,7 +46,10 @@ def train_as_group(
     logs = folder.with_name(folder.name + ".logs")
 
     def emit(source: str, line: str) -> None:
-        print(line if source == chief else f"{source}: {line}", flush=True)
+        if source == "launcher":  # restarts, which a person should see and not only find in the log
+            say(line)
+        else:
+            print(line if source == chief else f"{source}: {line}", flush=True)
 
     say(
         f"starting {group.num_workers} workers"

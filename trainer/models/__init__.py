@@ -10,9 +10,9 @@ from typing import Any
 
 from trainer.applications import PREFIX, find_application
 from trainer.config import TrainConfig
-from trainer.errors import BadInput, reason_of
+from trainer.errors import BadInput, TriremeError
 from trainer.layers import freeze, synchronize_batch_norm
-from trainer.own_code import own_function
+from trainer.own_code import fault_of, own_function
 from trainer.precision import compute_in
 from trainer.spec import ModelSpec
 
@@ -40,13 +40,17 @@ def build_model(config: TrainConfig, spec: ModelSpec) -> Any:
     try:
         with compute_in(config.precision):
             model = build(spec, **config.model_args)
-    except BadInput:
+    except (
+        TriremeError,
+        OSError,
+        MemoryError,
+    ):  # the world's: pretrained weights that could not be fetched, a full disk
         raise
-    except (TypeError, ValueError) as error:
-        given = json.dumps(config.model_args)
-        raise BadInput(
-            f"train.model_args = {given}: {config.model} cannot be built for {_shown(spec)}: " + reason_of(error)
-        ) from error
+    except Exception as error:
+        setting = f"train.model = {json.dumps(config.model)}"
+        if config.model_args:
+            setting = f"train.model_args = {json.dumps(config.model_args)}: {config.model}"
+        raise BadInput(f"{setting} cannot be built for {_shown(spec)}: {fault_of(error)}") from error
     _check_contract(config.model, model, spec)
     for wanted in spec.augmentation:
         if wanted.layer not in {type(layer).__name__ for layer in model._flatten_layers()}:
@@ -79,12 +83,17 @@ def _check_contract(name: str, model: Any, spec: ModelSpec) -> None:
         output = model.compute_output_spec(wanted) if model.built else model(
             {name: tf.zeros((1, *f.shape), f.dtype) for name, f in spec.features.items()}
         )  # fmt: skip
-        shape = tuple(output.shape)[1:]
     except Exception as error:
-        reason = reason_of(error)
+        reason = fault_of(error)
         raise BadInput(
             f"train.model = {json.dumps(name)}: does not take a dictionary of {_shown(spec)}: {reason}"
         ) from error
+    if not hasattr(output, "shape"):
+        raise BadInput(
+            f"train.model = {json.dumps(name)}: must answer one tensor for {_shown(spec)}, and answers a"
+            f" {type(output).__name__} of {len(output)}"
+        )
+    shape = tuple(output.shape)[1:]
     if shape != (spec.num_outputs,):
         raise BadInput(
             f"train.model = {json.dumps(name)}: must answer ['batch', {spec.num_outputs}] for {_shown(spec)},"
