@@ -26,7 +26,7 @@ from trainer.evaluate.estimates import (
     of_numbers,
     ranks,
 )
-from trainer.evaluate.intervals import change, interval, wilson
+from trainer.evaluate.intervals import change, clopper_pearson, interval
 from trainer.metric_names import names_of
 from trainer.own_code import own_function
 from trainer.progress import progress
@@ -261,7 +261,9 @@ def _by_class(labels: np.ndarray, answers: np.ndarray, class_names: list[str], l
                 "f1": _number(counted.f1[index]),
                 "average_precision": average_precision(labels == index, ranks(answers[:, index])).value,
                 "support": int(support[index]),
-                "intervals": {rate: list(wilson(hits, count, level)) for rate, count in among.items() if count},
+                "intervals": {
+                    rate: list(clopper_pearson(hits, count, level)) for rate, count in among.items() if count
+                },
             }
         )
     return {"per_class": rows, "confusion_matrix": counted.confusion.tolist()}
