@@ -29,6 +29,10 @@ def own_rules(tmp_path, monkeypatch):
         "    return [None if np.isnan(s) else 'positive' if s > 0 else 'negative' for s in features['size']]\n"
         "def cost(labels, answers):\n    return 10 * np.mean(answers.argmax(axis=1) != labels)\n"
         "def fails(labels, answers):\n    return float('nan')\n"
+        "def raises(labels, answers):\n    return {}['price']\n"
+        "def takes_one(labels):\n    return 1.0\n"
+        "def each(labels, answers):\n    return answers\n"
+        "def word(labels, answers):\n    return 'much'\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "own_rules", raising=False)
@@ -224,6 +228,24 @@ def test_the_worst_mistakes_are_wrong_and_sure_and_show_what_was_seen(digits_exa
 def test_what_does_not_fit_the_data_is_refused_by_its_setting(table, settings, message):
     with pytest.raises(BadInput, match=message.replace(".", r"\.")):
         evaluate(EvaluateConfig(**settings), *table, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"own_metrics": {"cost": OwnMetric(function="own_rules:raises")}},
+         r"own_metrics\.cost\.function: raised KeyError at own_rules\.py:\d+: 'price'"),
+        ({"own_metrics": {"cost": OwnMetric(function="own_rules:takes_one")}}, "cost.function: raised TypeError.*argument"),
+        ({"own_metrics": {"cost": OwnMetric(function="own_rules:each")}}, "cost.function: gave .*must give one number"),
+        ({"own_metrics": {"cost": OwnMetric(function="own_rules:word")}}, "cost.function: gave 'much'; must give one number"),
+        ({"slices": [Slicing(function="own_rules:raises")]}, r"slices\.0\.function: raised KeyError"),
+        ({"slices": [Slicing(function="own_rules:word")]}, r"slices\.0\.function: gave 'much'; must give a name"),
+    ],
+)  # fmt: skip
+def test_ones_own_function_that_fails_is_named_with_its_line(table, config, message):
+    examples, model = table
+    with pytest.raises(BadInput, match=message):
+        evaluate(EvaluateConfig(**config), examples, model)
 
 
 def test_a_metric_of_ones_own_that_is_not_a_number_is_not_defined(table):

@@ -8,6 +8,7 @@ none depends on the batch size or on how many processes trained; a metric that i
 
 import json
 import math
+import reprlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from trainer.evaluate.estimates import (
 )
 from trainer.evaluate.intervals import change, clopper_pearson, interval
 from trainer.metric_names import names_of
-from trainer.own_code import own_function
+from trainer.own_code import ask_own, own_function
 from trainer.progress import progress
 
 EVALUATION_FILE = "evaluation.json"
@@ -138,10 +139,7 @@ def write_json(file: Path, value: Any) -> None:
 
 def _measure(config: EvaluateConfig, manifest: Manifest) -> Measure:
     """All metrics of labels and answers, one's own among them."""
-    own = {
-        name: own_function(metric.function, setting=f"evaluate.own_metrics.{name}.function")
-        for name, metric in config.own_metrics.items()
-    }
+    own = {name: _own_metric(name, metric.function) for name, metric in config.own_metrics.items()}
 
     def measure(labels: np.ndarray, answers: np.ndarray) -> dict[str, Estimate]:
         if manifest.task == "classification":
@@ -152,6 +150,20 @@ def _measure(config: EvaluateConfig, manifest: Manifest) -> Measure:
         if len(labels):
             found |= {name: of_function(function, labels, answers) for name, function in own.items()}
         return found
+
+    return measure
+
+
+def _own_metric(name: str, path: str) -> Callable[[np.ndarray, np.ndarray], float]:
+    setting = f"evaluate.own_metrics.{name}.function"
+    function = own_function(path, setting=setting)
+
+    def measure(labels: np.ndarray, answers: np.ndarray) -> float:
+        value = ask_own(function, labels, answers, setting=setting)
+        number = np.asarray(value)
+        if number.ndim or number.dtype.kind not in "biuf":
+            raise BadInput(f"{setting}: gave {reprlib.repr(value)}; must give one number")
+        return float(number)
 
     return measure
 
