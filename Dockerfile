@@ -8,13 +8,19 @@
 FROM python:3.11-slim AS dependencies
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore PIP_NO_INPUT=1
 WORKDIR /build
-RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends binutils >/dev/null
 # pip stands beside the environment that it fills, so that nothing can be installed in the image later.
 RUN python -m venv tools && python -m venv --without-pip /opt/trireme
 
-# 1. The dependencies, which change seldom and are large. Headers and libclang serve compilers only, the packages' own
-#    tests nobody here, and the symbol tables of TensorFlow and Arrow, a quarter of a gigabyte, only a debugger.
-#    A few packages carry templates that are no Python, so what compileall says is not decisive.
+# 1. What of Debian is in the image, for whoever has to know; told while this stage still has the last one's packages.
+COPY requirements/image.txt tools.txt
+RUN tools/bin/pip install --quiet --no-compile --require-hashes --no-deps -r tools.txt \
+ && mkdir /opt/sbom \
+ && tools/bin/debsbom generate -t cdx -o /opt/sbom/debian
+RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends binutils >/dev/null
+
+# 2. The dependencies, which change seldom and are large, and the list of them. Headers and libclang serve compilers only,
+#    the packages' own tests nobody here, and the symbol tables of TensorFlow and Arrow, a quarter of a gigabyte, only a
+#    debugger. A few packages carry templates that are no Python, so what compileall says is not decisive.
 ARG VARIANT=gpu
 COPY requirements/${VARIANT}.txt locked.txt
 RUN tools/bin/pip --python /opt/trireme/bin/python install --quiet --no-compile --require-hashes --no-deps -r locked.txt \
@@ -24,13 +30,7 @@ RUN tools/bin/pip --python /opt/trireme/bin/python install --quiet --no-compile 
  && find tensorflow pyarrow -type f -name '*.so*' -exec strip --strip-unneeded {} + \
  && echo /opt/rooms > rooms.pth \
  && { /opt/trireme/bin/python -m compileall -qq -j 0 --invalidation-mode unchecked-hash . || true; }
-
-# 2. What is in the image, for whoever has to know: the last stage has the same Debian packages as this one.
-COPY requirements/image.txt tools.txt
-RUN tools/bin/pip install --quiet --no-compile --require-hashes --no-deps -r tools.txt \
- && mkdir /opt/sbom \
- && tools/bin/cyclonedx-py environment --output-reproducible -o /opt/sbom/python.cdx.json /opt/trireme/bin/python \
- && tools/bin/debsbom generate -t cdx -o /opt/sbom/debian
+RUN tools/bin/cyclonedx-py environment --output-reproducible -o /opt/sbom/python.cdx.json /opt/trireme/bin/python
 
 # 3. The three rooms: a stage of their own, so that a change of them leaves the large one what it was, and nothing of it is
 #    looked at again.

@@ -13,11 +13,12 @@ ROOT ?= output
 
 VARIANT ?= gpu
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-# Of a commit, or of a commit and what was changed since.
-REVISION = $(shell git rev-parse HEAD 2>/dev/null)$(shell git diff --quiet HEAD 2>/dev/null || echo -modified)
+# Of a commit, or of a commit and what was changed since; nothing where this is no checkout.
+REVISION = $(shell [ -e .git ] && head=$$(git rev-parse HEAD 2>/dev/null) && \
+  echo "$$head$$(git diff --quiet HEAD || echo -modified)")
 CODE_DIGEST = $(shell $(PYTHON) -c 'from trainer.provenance import source; print(source()["digest"])')
 
-.PHONY: demo test lint schema image image-test audit lock lock-check clean
+.PHONY: demo test lint schema image image-test variant audit lock lock-check clean
 
 demo: $(VENV)/installed
 	$(BIN)/trireme run configs/digits.yaml --root $(ROOT)
@@ -42,7 +43,7 @@ $(VENV)/installed: requirements/dev.txt pyproject.toml
 	touch $@
 
 # The configurations' default image is the variant that was built here last. The lists of what is in it go to dist/.
-image:
+image: variant
 	docker build --build-arg VARIANT=$(VARIANT) --build-arg VERSION=$(VERSION) --build-arg REVISION=$(REVISION) \
 	  --build-arg CODE_DIGEST=$(CODE_DIGEST) --tag trireme:$(VERSION)-$(VARIANT) --tag trireme:$(VERSION) .
 	mkdir -p dist
@@ -51,13 +52,16 @@ image:
 	    > dist/trireme-$(VERSION)-$(VARIANT).$$kind.cdx.json || exit 1; \
 	done
 
+variant:
+	@case "$(VARIANT)" in gpu|cpu) ;; *) echo "VARIANT = $(VARIANT): must be gpu or cpu" >&2; exit 2 ;; esac
+
 image-test: $(VENV)/installed
 	$(MAKE) image VARIANT=cpu
-	$(BIN)/python -m pytest -m image
+	$(BIN)/python -m pytest tests/test_image.py tests/test_image_runs.py
 
 # Asks PyPI's database of vulnerabilities about each pinned package; installs and resolves nothing. Fails where a package
 # is vulnerable, and where the index keeps no such database, as mirrors do.
-audit: $(VENV)-image/installed
+audit: variant $(VENV)-image/installed
 	@$(VENV)-image/bin/pip-audit --strict --disable-pip --require-hashes --requirement requirements/$(VARIANT).txt || { \
 	  echo "NOT audited clean. If a package is vulnerable, it is named above. If one is said not to be found on PyPI, the" \
 	    "index that was asked keeps no database of vulnerabilities and nothing was audited: ask PyPI itself." >&2; exit 1; }

@@ -4,6 +4,7 @@ for finding in check(config):
     print(finding.state, finding.subject, finding.message)
 """
 
+import contextlib
 import json
 import secrets
 import shlex
@@ -103,12 +104,13 @@ def _image(config: Config) -> Finding:
 def _code(config: Config) -> Finding:
     """Whether the image holds this checkout's code, where a Docker engine here has the image."""
     from pipelines.targets.containers import code_remark, connect, image_labels
-    from trainer.errors import BadInput
+    from trainer.errors import TriremeError
 
     image = config.cluster.image
     try:
-        labels = image_labels(connect(), image)
-    except BadInput as error:
+        with contextlib.closing(connect()) as engine:
+            labels = image_labels(engine, image)
+    except TriremeError as error:
         return Finding("passed", "code", f"not compared with the image's: {error}")
     if labels is None:
         return Finding("passed", "code", f"not compared with the image's: the Docker engine here does not have {image}")
@@ -218,7 +220,7 @@ def _hardware(config: Config) -> Iterator[Finding]:
         )
     if gpus and not config.cluster.memory:
         yield Finding("warning", "memory", "cluster.memory = null: a node may kill the training for want of it")
-    if gpus > 1 and not config.cluster.shared_memory:
+    if gpus > 1 and not config.cluster.shared_memory and config.cluster.launcher == "local":
         yield Finding(
             "warning", "memory", "cluster.shared_memory = null: NCCL may fail with 64 MiB of /dev/shm; give 1Gi or more"
         )
@@ -236,8 +238,9 @@ def _launcher(config: Config) -> Iterator[Finding]:
         return
     needs = f"the runtime {job.runtime} and " if job.launcher == "trainjob" else ""
     account = cluster.service_account or "pipeline-runner"
+    size = "1 pod" if cluster.num_pods == 1 else f"{cluster.num_pods} pods"
     yield Finding(
-        "passed", "launcher", f"a {job.launcher} of {cluster.num_pods} pods; the cluster needs {needs}the role of"
+        "passed", "launcher", f"a {job.launcher} of {size}; the cluster needs {needs}the role of"
         f" manifests/launcher-rbac.yaml for {account}",
     )  # fmt: skip
     if cluster.timeout_secs is None:

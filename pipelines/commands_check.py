@@ -8,6 +8,8 @@ from typing import Any
 from pipelines.commands_kubeflow import access_flags, connect
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE
 
+_PATIENCE_SECS = 15.0  # with storage that does not answer: somebody waits, and can ask again
+
 
 def register(commands: argparse._SubParsersAction, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `check` and `explain-cache` to the command line."""
@@ -28,13 +30,15 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
 def _check(arguments: argparse.Namespace) -> int:
     from pipelines import checks
     from pipelines.config import load_config
+    from trainer.storage import patience
 
     config = load_config(arguments.config, arguments.overrides)
-    findings = checks.check(config)
-    if arguments.target == "kubeflow":
-        from pipelines.targets.access import system_clock
+    with patience(_PATIENCE_SECS):
+        findings = checks.check(config)
+        if arguments.target == "kubeflow":
+            from pipelines.targets.access import system_clock
 
-        findings += checks.check_cluster(config, system_clock().now(), lambda: connect(arguments, config))
+            findings += checks.check_cluster(config, system_clock().now(), lambda: connect(arguments, config))
     if arguments.json:
         print(json.dumps([finding._asdict() for finding in findings], ensure_ascii=False))
     else:

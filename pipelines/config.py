@@ -14,13 +14,14 @@ from pydantic import Field
 
 from pipelines import pods
 from pipelines.operation import KubeflowConfig, ScheduleConfig, ScheduleName
-from pipelines.pods import LabelKey, LabelValue, Name, Quantity
+from pipelines.pods import ImageName, LabelKey, LabelValue, Name, Quantity, amount
 from trainer.config import (
     DataConfig,
     EvaluateConfig,
     GroupConfig,
     JobConfig,
     NotifyConfig,
+    Place,
     PositiveInt,
     Problem,
     PushConfig,
@@ -38,6 +39,7 @@ from trainer.metric_names import ALL, names_of
 
 _Name = text(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and hyphens, at most 63, a letter first")
 
+_MOST_SECS = 2**31 - 1  # of Kubernetes's activeDeadlineSeconds
 _MOST_PODS = 1000  # three digits, with which the longest name of a host has 63 characters
 
 
@@ -66,9 +68,9 @@ class ClusterConfig(GroupConfig):
     topology: LabelKey | None = None
     """Label of nodes whose value is the same for all pods of a training, such as `topology.kubernetes.io/zone`. None: they
     may be anywhere."""
-    image: Annotated[str, Field(min_length=1)] = "trireme:0.1.0"
+    image: ImageName = "trireme:0.1.0"
     """Container image of every task."""
-    pipeline_root: str | None = None
+    pipeline_root: Place | None = None
     """Folder or `gs://` prefix for prepared data, checkpoints and the registry. None: given when a run is submitted;
     `trireme run` uses `--root`."""
     cpu: Quantity | None = None
@@ -86,8 +88,9 @@ class ClusterConfig(GroupConfig):
     tolerations: list[pods.Toleration] = []
     """Taints of nodes that the training may run on all the same."""
     shared_memory: Quantity | None = None
-    """Size of the training's `/dev/shm`, such as `8Gi`, which NCCL needs for several GPUs; it counts as memory. None: 64Mi."""
-    timeout_secs: PositiveInt | None = None
+    """Size of the training's `/dev/shm`, such as `8Gi`, which NCCL needs for several GPUs; it counts as memory. None: 64Mi,
+    and 1Gi in each pod of a job of many pods."""
+    timeout_secs: Annotated[int, Field(ge=1, le=_MOST_SECS)] | None = None
     """Longest time of the training's pod, after which it is killed and counts as failed; of the whole job with a launcher of
     many pods. None: no limit; for a job of many pods seven days, lest it outlive its launcher."""
     service_account: Name | None = None
@@ -151,8 +154,14 @@ class ClusterConfig(GroupConfig):
             yield Problem(
                 "shared_memory", self.shared_memory, "counts as memory, and cluster.memory is null; give that too"
             )
+        elif self.shared_memory is not None and amount(self.shared_memory) >= amount(self.memory):
+            yield Problem(
+                "shared_memory", self.shared_memory, f"counts as memory, of which cluster.memory allows {self.memory}"
+            )
         yield from self._launcher_problems()
-        taken: dict[str, str] = {"/dev/shm": "cluster.shared_memory"} if self.shared_memory else {}  # noqa: S108
+        taken = {"/dev/shm": "cluster.shared_memory"} if self.shared_memory else {}  # noqa: S108
+        if self.launcher != "local":  # what manifests/ and the TFJob mount themselves
+            taken |= {"/tmp": "the pods' scratch folder", "/dev/shm": "the pods' shared memory"}  # noqa: S108
         for place, path in [
             *((f"secrets.{index}.path", one.path) for index, one in enumerate(self.secrets)),
             *((f"volumes.{index}.path", one.path) for index, one in enumerate(self.volumes)),

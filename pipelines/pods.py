@@ -26,9 +26,24 @@ LabelKey = text(rf"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?{_LABEL}", "a Kubernetes la
 LabelValue = text(
     rf"({_LABEL})?", "a Kubernetes label's value: at most 63 letters, digits, hyphens, dots and underscores"
 )
-Quantity = text(r"\d+(\.\d+)?(m|[kMGTPE]i?)?", "a Kubernetes quantity such as 4, 500m or 16Gi")
+ImageName = text(
+    r"([A-Za-z0-9][A-Za-z0-9.-]*(:\d+)?/)?[a-z0-9]+([._/-]+[a-z0-9]+)*(:\w[\w.-]{0,127})?(@sha256:[0-9a-f]{64})?",
+    "the name of an image: lower-case words with slashes between, then :TAG or @sha256:DIGEST",
+)
+Quantity = text(r"\d+(\.\d+)?(m|k|Ki|[MGTPE]i?)?", "a Kubernetes quantity such as 4, 500m or 16Gi")
+_SUFFIXES = {"": 1.0, "m": 1e-3, "k": 1e3, "Ki": 1024.0} | {
+    letter + i: float(base**power)
+    for power, letter in enumerate("MGTPE", start=2)
+    for i, base in (("", 1000), ("i", 1024))
+}
 _Path = text(r"/[^:]*", "an absolute path without a colon")
 _Variable = text(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
+
+
+def amount(quantity: str) -> float:
+    """A Kubernetes quantity as a number: `500m` is 0.5, `1Ki` is 1024."""
+    number = quantity.rstrip("mkKMGTPEi")
+    return float(number) * _SUFFIXES[quantity.removeprefix(number)]
 
 
 class Gpu(Section):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_gcs import faults, gcs, gcs_address  # noqa: F401 - fixtures are found by their names
+from built_image import call, engine, image  # noqa: F401 - fixtures are found by their names
+from fake_gcs import faults, gcs, gcs_address  # noqa: F401
 from hypothesis import settings
 from trained import digits_model, number_table, table  # noqa: F401
 

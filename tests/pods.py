@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from conftest import REPOSITORY
+from lean_start import lean_path
 from virtual_network import first_process
 
 _LOOK_EVERY_SECS = 0.02
@@ -49,8 +50,8 @@ class Pod:
         scratch = folder / "scratch"  # the same path for all, as /tmp is in containers, and a disk of its own for each
         env = {
             "PATH": os.environ["PATH"], "HOME": str(scratch), "HOSTNAME": self.names[0].split(".")[0],
-            "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")]), "PYTHONUNBUFFERED": "1",
-            **environ, **self.env, "TMPDIR": str(scratch),
+            "PYTHONPATH": os.pathsep.join([lean_path(folder), str(REPOSITORY), str(REPOSITORY / "tests")]),
+            "PYTHONUNBUFFERED": "1", **environ, **self.env, "TMPDIR": str(scratch),
         }  # fmt: skip
         command = [sys.executable if word == "python" else _expanded(word, env) for word in self.command]
         self.process = self.host.start(command, env, env["HOSTNAME"], self.log_path, scratch)

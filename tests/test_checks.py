@@ -80,6 +80,8 @@ def test_everything_that_a_run_needs_is_looked_at(operator: Operator, gcs: str) 
         ([*GROUP, "cluster.timeout_secs=3600"], "launcher", "passed",
          "a trainjob of 4 pods; the cluster needs the runtime tensorflow-distributed and the role of"
          " manifests/launcher-rbac.yaml for pipeline-runner"),
+        ([*GROUP, "cluster.num_workers=1", "train.strategy=auto", "cluster.timeout_secs=3600"], "launcher", "passed",
+         "a trainjob of 1 pod;"),
         (GROUP, "launcher", "warning", "a job whose launcher is lost ends after 7 days only"),
         ([*GROUP, "cluster.timeout_secs=3600", "cluster.retries=0"], "launcher", "warning", "nobody takes up the job"),
         (["schedules.w={cron: 0 3 * * *, timezone: Europe/Berlin}"], "schedule", "warning", "after each change of the clocks"),
@@ -91,6 +93,12 @@ def test_what_is_not_well_is_found_with_the_remedy(operator: Operator, settings,
     found = findings(operator, *(word for setting in settings for word in ("--set", setting)))
     assert found[subject][0] == state, found[subject]
     assert message in found[subject][1]
+
+
+def test_pods_of_a_job_have_shared_memory_for_nccl_of_their_own(operator: Operator) -> None:
+    assert "memory" not in findings(
+        operator, *(word for one in [*GROUP, gpus(2), "cluster.memory=8Gi"] for word in ("--set", one))
+    )
 
 
 def test_a_root_that_cannot_be_written_is_found(operator: Operator, gcs: str) -> None:

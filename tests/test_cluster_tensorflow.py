@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from lean_start import lean_path
 
 from tests.test_rendezvous import free_addresses
 from trainer.launch.local import run_group
@@ -56,7 +57,7 @@ def start(folder, addresses, index):
     script = folder / "member.py"
     script.write_text(SYNCHRONOUS)
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    environ = dict(os.environ, TF_CONFIG=json.dumps(config), TF_CPP_MIN_LOG_LEVEL="2")
+    environ = dict(os.environ, TF_CONFIG=json.dumps(config), TF_CPP_MIN_LOG_LEVEL="2", PYTHONPATH=lean_path(folder))
     with (folder / f"{index}.log").open("w") as log:
         return subprocess.Popen([sys.executable, str(script), str(folder)], env=environ, stdout=log, stderr=log)
 
@@ -97,7 +98,7 @@ def run(folder, body, react, *args, **more):
         grace_period_secs=5,
         log_folder=folder / "logs",
         emit=emit,
-        environ=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2"),
+        environ=dict(os.environ, TF_CPP_MIN_LOG_LEVEL="2", PYTHONPATH=lean_path(folder)),
         **more,
     )
     return result, said
@@ -130,6 +131,10 @@ if description.task_type != "chief":
     server.join()
 strategy = tf.distribute.ParameterServerStrategy(resolver)
 coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+def leave(*error):  # the coordinator's destructor waits for a lost worker for ever, as python -m trainer knows
+    sys.__excepthook__(*error)
+    os._exit(1)
+sys.excepthook = leave
 with strategy.scope():
     total = tf.Variable(0.0)
 @tf.function
@@ -146,7 +151,7 @@ for i in range(60):
     time.sleep(0.1)
 coordinator.join()
 print("total", float(total), flush=True)
-os._exit(0)  # the coordinator's destructor waits for a lost worker for ever, as python -m trainer knows
+os._exit(0)
 """
 )
 

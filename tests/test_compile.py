@@ -148,6 +148,16 @@ def test_the_launching_pod_asks_for_no_accelerator_and_no_time_limit(configurati
             ("cluster.num_workers=1000", "cluster.num_parameter_servers=2", "train.strategy=parameter_server"),
             "cluster.num_workers = 1000: makes 1003 pods with 2 parameter servers, and at most 1000",
         ),
+        (("cluster.pipeline_root=gs://",), 'cluster.pipeline_root = "gs://": must be a folder, or gs:// with a bucket'),
+        (
+            ("cluster.memory=2Gi", "cluster.shared_memory=2Gi"),
+            'cluster.shared_memory = "2Gi": counts as memory, of which cluster.memory allows 2Gi',
+        ),
+        (("cluster.timeout_secs=99999999999",), "cluster.timeout_secs = 99999999999: must be at most 2147483647"),
+        (
+            ("cluster.volumes=[{name: mine, path: /tmp}]",),
+            "is taken by the pods' scratch folder",
+        ),
         (("cluster.launcher=jobset",), "cluster.launcher = \"jobset\": must be one of 'local', 'trainjob' or 'tfjob'"),
     ],
 )

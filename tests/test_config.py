@@ -82,6 +82,13 @@ def test_everything_that_is_wrong_is_reported_at_once_with_line_path_value_and_r
     ]
 
 
+def test_a_wrong_setting_is_not_said_to_be_missing_by_another(configuration):
+    settings = ["cluster.launcher=trainjob", "cluster.gang=kueue", "cluster.queue=A_B"]
+    assert refusal(configuration(), settings) == (
+        '--set: cluster.queue = "A_B": must be a Kubernetes name: lower-case letters, digits, hyphens and dots'
+    )
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -120,6 +127,8 @@ def test_everything_that_is_wrong_is_reported_at_once_with_line_path_value_and_r
         ("serving.num_requests=1", "must be at least 20"),
         ("serving.max_p99_ms=0", "must be greater than 0"),
         ("cluster.memory=lots", 'cluster.memory = "lots": must be a Kubernetes quantity'),
+        ("cluster.memory=1ki", 'cluster.memory = "1ki": must be a Kubernetes quantity'),  # 1k or 1Ki
+        ("cluster.pipeline_root=s3://b/x", 'cluster.pipeline_root = "s3://b/x": must be a folder, or gs://'),
         ("seed=-1", "seed = -1: must be at least 0"),
         ("train=3", "train = 3: must be a mapping of settings"),
     ],

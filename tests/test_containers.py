@@ -2,10 +2,19 @@
 
 import io
 import json
+import logging
 import os
+import shutil
+import signal
+import socketserver
+import subprocess
+import threading
+from functools import partial
+from http.server import BaseHTTPRequestHandler
 
 import pytest
 import yaml
+from conftest import REPOSITORY
 
 from pipelines.config import Config
 from pipelines.targets import containers, local
@@ -13,7 +22,7 @@ from pipelines.targets.containers import CODE_LABEL, Containers, code_remark
 from pipelines.targets.output import Display, TaskOutput
 from pipelines.targets.processes import Processes
 from pipelines.training import compile_pipeline
-from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
+from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput, WorldFailure
 from trainer.provenance import source
 
 
@@ -24,6 +33,12 @@ class Engine:
         @staticmethod
         def get(_):
             return type("Image", (), {"labels": {CODE_LABEL: source()["digest"]}})
+
+    class containers:
+        @staticmethod
+        def create(*_, **__):
+            """It hands out as many GPUs as are asked for."""
+            return type("Container", (), {"start": lambda _: None, "remove": lambda *_, **__: None})()
 
 
 @pytest.fixture
@@ -36,7 +51,7 @@ def options(monkeypatch, tmp_path):
 
     def given(**sections):
         config = Config.model_validate({"name": "tiny", **sections})
-        return Containers(config, tmp_path / "root").runner({"TRIREME_EVENTS": "1"}).container_run_args
+        return Containers(config, tmp_path / "root", print).runner({"TRIREME_EVENTS": "1"}).container_run_args
 
     return given
 
@@ -127,8 +142,147 @@ def test_a_task_without_a_record_of_its_success_fails_the_run(tmp_path):
     output.close()
 
 
+@pytest.fixture
+def answers(monkeypatch, tmp_path):
+    """An engine on a socket of its own that answers each request by what its path ends with."""
+    given = {"/version": (200, {"ApiVersion": "1.41"}), "/_ping": (200, "OK")}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.client_address = ("", 0)
+            if not given:
+                return  # the connection breaks
+            path = self.path.partition("?")[0]
+            found = (answer for end, answer in given.items() if path.endswith(end))
+            status, content = next(found, (404, {"message": "No such image"}))
+            body = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    socket = tmp_path / "engine.sock"
+    with socketserver.UnixStreamServer(str(socket), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
+        yield given
+        server.shutdown()
+        thread.join()
+
+
+def refused(tmp_path, image, kind):
+    config = Config.model_validate({"name": "tiny", "cluster": {"image": image}})
+    with pytest.raises(kind) as found:
+        local.run(config, tmp_path / "root", "docker", Display(io.StringIO()))
+    assert not (tmp_path / "root").exists()
+    return str(found.value)
+
+
+def test_an_image_that_cannot_be_had_is_refused_before_anything_is_made(answers, tmp_path):
+    assert "has no such image; build it with `make image`" in refused(tmp_path, "trireme:9", BadInput)
+    answers["/images/create"] = (404, {"message": "pull access denied for a/b"})
+    message = refused(tmp_path, "a/b:1", BadInput)
+    assert message == "cluster.image = a/b:1: the Docker engine cannot fetch it: pull access denied for a/b"
+    answers["/images/create"] = (500, {"message": "Get https://a/v2/: connection refused\n"})
+    message = refused(tmp_path, "a/b:1", WorldFailure)
+    assert message == "cluster.image = a/b:1: the Docker engine cannot fetch it: Get https://a/v2/: connection refused"
+
+
+def test_an_engine_that_answers_with_an_error_is_quoted_in_one_line(answers, tmp_path):
+    answers["/images/trireme:9/json"] = (500, {"message": "database is\nlocked"})
+    assert refused(tmp_path, "trireme:9", WorldFailure) == "the Docker engine refused: database is locked"
+
+
+def test_an_engine_that_is_gone_is_named_and_does_not_hide_what_happened(answers, tmp_path):
+    answers["/images/trireme:9/json"] = (200, {"Id": "sha256:0", "Config": {"Labels": {}}})
+    found = Containers(Config.model_validate({"name": "tiny", "cluster": {"image": "trireme:9"}}), tmp_path, print)
+    answers.clear()
+    with pytest.raises(Exception, match="Connection aborted") as error:
+        found.forward(signal.SIGTERM)
+    assert "the Docker engine does not answer any more: look after it and run again" in str(
+        found.explained(error.value)
+    )
+    assert found.end() == []
+
+
+@pytest.mark.parametrize("name", ["Not An Image", "UPPER:1", "trireme:", "a//", "trireme@sha256:12", "-x", "../x"])
+def test_what_is_no_name_of_an_image_is_refused_with_the_configuration(name):
+    with pytest.raises(ValueError, match="must be the name of an image"):
+        Config.model_validate({"name": "tiny", "cluster": {"image": name}})
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["trireme", "trireme:0.1.0", "localhost:5000/a/b_c:x", "europe-docker.pkg.dev/p/r/trireme@sha256:" + "0" * 64,
+     "GHCR.io/me/my-image__x:v1.2-cpu"],
+)  # fmt: skip
+def test_every_usual_name_of_an_image_is_taken(name):
+    assert Config.model_validate({"name": "tiny", "cluster": {"image": name}}).cluster.image == name
+
+
 def test_without_an_engine_the_run_is_refused_before_anything_is_made(monkeypatch, tmp_path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/absent.sock")
-    with pytest.raises(BadInput, match=r"no Docker engine answers \(there is no .*absent.sock\)"):
+    with pytest.raises(BadInput, match=r"no Docker engine answers at unix:.* \(there is no .*absent.sock\)"):
         local.run(Config.model_validate({"name": "tiny"}), tmp_path / "root", "docker", Display(io.StringIO()))
     assert not (tmp_path / "root").exists()
+
+
+def made(folder, *words):
+    """`make` in a folder that has the Makefile and what it reads, and no .git."""
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(REPOSITORY / name, folder)
+    return subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True)
+
+
+def test_another_variant_of_the_image_is_refused(tmp_path):
+    done = made(tmp_path, "image", "VARIANT=tpu")
+    assert done.returncode == 2
+    assert "VARIANT = tpu: must be gpu or cpu" in done.stderr
+    assert "docker" not in done.stdout
+
+
+def test_an_image_of_an_unpacked_archive_claims_no_revision(tmp_path):
+    done = made(tmp_path, "--just-print", "image")
+    assert "--build-arg REVISION= " in done.stdout
+
+
+def test_how_a_silent_task_ended_is_said_where_it_is_known(tmp_path):
+    output = TaskOutput(tmp_path, Display(io.StringIO()))
+    work = local._Run(Config.model_validate({"name": "tiny"}), tmp_path, tmp_path, output, Processes())
+    work.output.seconds |= {"prepare-data": 1.0, "train-model": 2.0}
+    work.output.task = "train-model"
+
+    def said(*codes):
+        work.exit_codes = list(codes)
+        return local._explained(work, {"prepare-data": {"status": "succeeded"}}, RuntimeError())[1]
+
+    assert "task train-model ended without a word: killed, perhaps for want of memory" in said()
+    assert "killed, perhaps for want of memory" in said(0, 137)
+    assert "task train-model ended without a word, with exit code 1: see its log, and whether trireme:0.1.0" in said(
+        0, 1
+    )
+    work.output.close()
+
+
+def test_after_a_signal_no_task_starts_but_the_last(tmp_path):
+    came = []
+    output = TaskOutput(tmp_path, Display(io.StringIO()))
+    output.starting = partial(local._refuse_more, came)
+    log = logging.Logger("kfp")
+    log.addHandler(logging.StreamHandler(output))
+    log.handlers[0].setFormatter(logging.Formatter("%(levelname)s - %(message)s"))
+    log.info("Executing task 'check-serving'")
+    came.append(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        log.info("Executing task 'evaluate-model'")
+    assert output.task == "check-serving"
+    log.info("Executing task 'record-outcome'")
+    assert output.task == "record-outcome"
+    output.close()

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from small_data import write_dataset
+from tensorflow.compat.v1.train import summary_iterator
 
 from trainer.config import GroupConfig, TrainConfig, parse
 from trainer.errors import BadInput, WorldFailure
@@ -73,7 +74,8 @@ EAGER = {"eager": True, "epochs": 2}
 @pytest.mark.parametrize("more", [{}, SYNCHRONISED, EAGER], ids=["memory", "batch norm", "eager"])
 def test_two_workers_give_the_weights_of_one_process(examples, tmp_path, more, capfd):
     alone = parse(TrainConfig, EVERYTHING | more)
-    together = parse(TrainConfig, EVERYTHING | more | {"strategy": "multi_worker_mirrored"})
+    watched = {} if more else {"tensorboard_dir": str(tmp_path / "board"), "profile_steps": [5, 7]}
+    together = parse(TrainConfig, EVERYTHING | more | watched | {"strategy": "multi_worker_mirrored"})
     fit(alone, 3, examples, tmp_path / "alone", tmp_path / "c1")
     summary = train_as_group(together, 3, examples, tmp_path / "together", tmp_path / "c2", TWO)
     assert (summary["num_replicas"], summary["num_workers"]) == (2, 2)
@@ -87,6 +89,14 @@ def test_two_workers_give_the_weights_of_one_process(examples, tmp_path, more, c
         len([line for line in said if f"epoch {alone.epochs}/{alone.epochs}: loss" in line]) == 2
     )  # once alone, once by the chief: others are quiet
     assert not (tmp_path / "c2").exists()
+    if watched:
+        events = [event for file in (tmp_path / "board").glob("events*") for event in summary_iterator(str(file))]
+        assert [len(event.graph_def) > 1000 for event in events if event.graph_def] == [True]
+        steps = [event.step for event in events if any(value.tag == "train/loss" for value in event.summary.value)]
+        assert {4, 7} <= set(steps)  # a call of steps ends where the profile begins and where it ends
+        assert [file.stat().st_size > 0 for file in (tmp_path / "board").glob("plugins/profile/*/*.xplane.pb")] == [
+            True
+        ]
 
 
 def start(config, examples, folder, checkpoints):

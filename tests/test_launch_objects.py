@@ -3,6 +3,8 @@
 import json
 
 import pytest
+import yaml
+from conftest import REPOSITORY
 from kubernetes_objects import (
     OWNER,
     TRAINJOB_API,
@@ -213,10 +215,25 @@ def test_a_tfjobs_policies_agree_with_our_exit_codes(made):
     assert {"name": "TRIREME_RESTARTABLE_EXIT_CODE", "value": "138"} in container["env"]
     for kind in ("labels", "annotations"):
         assert worker["template"]["metadata"][kind]["sidecar.istio.io/inject"] == "false"
-    assert container["securityContext"] == {
-        "runAsUser": 1000, "runAsGroup": 2000, "runAsNonRoot": True, "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"]},
-    }  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", [["cluster.security=null", "cluster.shared_memory=null"], []])
+def test_a_tfjobs_pods_may_do_what_the_runtimes_pods_may_and_no_more(made, settings):
+    job, _ = made("tfjob", 2, None, *settings)
+    runtime = yaml.safe_load((REPOSITORY / "manifests" / "tensorflow-distributed.yaml").read_text())
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    theirs = node["template"]["spec"]["template"]["spec"]
+    for one in job.manifest["spec"]["tfReplicaSpecs"].values():
+        ours = one["template"]["spec"]
+        for field in ("automountServiceAccountToken", "enableServiceLinks", "securityContext"):
+            assert ours[field] == theirs[field]
+        (container,), (their_container,) = ours["containers"], theirs["containers"]
+        given = {} if settings else {"runAsUser": 1000, "runAsGroup": 2000, "runAsNonRoot": True}
+        assert container["securityContext"] == their_container["securityContext"] | given
+        volumes = {one["name"]: one["emptyDir"] for one in ours["volumes"] if "emptyDir" in one}
+        mounts = {one["mountPath"]: volumes[one["name"]] for one in container["volumeMounts"] if one["name"] in volumes}
+        size = "1Gi" if settings else "8Gi"
+        assert mounts == {"/tmp": {}, "/dev/shm": {"medium": "Memory", "sizeLimit": size}}
 
 
 def test_only_a_tfjobs_workers_ask_for_accelerators(made):

@@ -2,6 +2,7 @@
 
 import collections
 import os
+import socket
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import tensorflow_datasets as tfds
 from conftest import REPOSITORY
 
 from trainer.config import DataConfig, Splits
+from trainer.data import tfds_source
 from trainer.data.manifest import read_manifest, verify
 from trainer.data.prepare import prepare
 from trainer.data.reading import load_split
@@ -137,6 +139,21 @@ def test_a_dataset_that_cannot_be_used_is_refused_with_the_rule(tmp_path, config
         prepare(config, 7, tmp_path / "examples")
     assert message in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dataset_that_cannot_be_fetched_is_named_with_the_reason_and_what_to_do(tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = server.getsockname()[1]
+    monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{closed}")  # no way to the world
+    monkeypatch.setattr(tfds_source, "_DOWNLOAD_RETRIES", 0)
+    with pytest.raises(WorldFailure) as failure:
+        prepare(DataConfig(name="mnist", data_dir=str(tmp_path / "tfds")), 7, tmp_path / "examples")
+    said = str(failure.value)
+    assert f"mnist/3.0.1 is not in {tmp_path / 'tfds'}/mnist/3.0.1 and could not be fetched: no connection to" in said
+    assert "refused" in said
+    assert "set data.data_dir to a folder that has it" in said
+    assert "Max retries" not in said
+    assert not (tmp_path / "examples").exists()
 
 
 def test_preparation_that_fails_midway_leaves_nothing_where_the_dataset_should_be(tmp_path, monkeypatch):

@@ -1,15 +1,17 @@
 """Shards that lie in a bucket: brought once a machine and checked, or read there by TensorFlow itself."""
 
+import os
 import shutil
+import time
 
 import gcs_for_tensorflow
 import pytest
 
 from trainer.config import DataConfig, Splits, TrainConfig
-from trainer.data.manifest import read_manifest, verify
+from trainer.data.manifest import read_manifest, verify, verify_shards
 from trainer.data.prepare import prepare
 from trainer.data.reading import open_feed
-from trainer.data.shard_files import bring, cache_folder, leave_in_bucket, shard_files, without_shards
+from trainer.data.shard_files import bring, cache_folder, leave_in_bucket, locked, shard_files, without_shards
 from trainer.errors import BadInput, WorldFailure
 from trainer.storage import Denied, list_names, publish
 
@@ -79,6 +81,24 @@ def test_a_staging_that_failed_goes_on_and_a_damaged_file_comes_anew(faults, gcs
     for shard in manifest.splits["train"].shards:
         assert shard_files(tmp_path / "b", manifest, "train", 1) == [str(tmp_path / "b" / train[0])]
         assert (tmp_path / "b" / shard.name).read_bytes() == (examples / shard.name).read_bytes()
+
+
+def test_what_nothing_asked_for_in_thirty_days_leaves_the_cache_and_its_links_stay(gcs, examples, tmp_path):
+    manifest = read_manifest(examples)
+    publish(examples, f"{gcs}/one")
+    train = names_of(manifest, "train")
+    bring(f"{gcs}/one", tmp_path / "a", manifest, train)
+    (kept,) = cache_folder().glob("[!.]*")
+    other, busy, young = (cache_folder() / name for name in ("other", "busy", "young"))
+    for folder in (other, busy, young):
+        shutil.copytree(kept, folder)
+    month_ago = time.time() - 31 * 24 * 3600
+    for folder in (kept, other, busy):
+        os.utime(folder, (month_ago, month_ago))
+    with locked(cache_folder() / ".busy.lock", "never said"):
+        bring(f"{gcs}/one", tmp_path / "b", manifest, train)
+    assert {folder.name for folder in cache_folder().glob("[!.]*")} == {kept.name, "busy", "young"}
+    verify_shards(tmp_path / "a", manifest.splits["train"].shards)
 
 
 def faults_of(faults, name):

@@ -4,6 +4,7 @@ import gzip
 import json
 import multiprocessing
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from test_storage import _increment, hostile, tree
 
 from trainer import storage
 from trainer.errors import BadInput, TriremeError, WorldFailure
-from trainer.storage import bucket, names, service
+from trainer.storage import bucket, names, service, waiting
 
 BIG = bytes(range(256)) * 12_000  # three megabytes: several blocks
 
@@ -160,7 +161,7 @@ def test_what_others_put_there_is_not_published_over(gcs, model):
 def broken_off(uri, model, faults, monkeypatch):
     """Publish until the network goes away for good, in the middle of the objects."""
     faults.append(Fault("status", "POST", "uploadType=", times=0))
-    monkeypatch.setattr(service, "DEADLINE_SECS", 0.5)
+    monkeypatch.setattr(waiting, "deadline_secs", 0.5)
     allowed = 1
     real = service.upload
 
@@ -226,7 +227,7 @@ def test_a_publisher_that_was_taken_over_is_told_and_does_not_finish(gcs, model,
 def test_an_object_altered_after_its_publication_is_not_staged(gcs, model, tmp_path, monkeypatch):
     storage.publish(model, f"{gcs}/v")
     put(f"{gcs}/v/saved_model.pb", b"grapH")
-    monkeypatch.setattr(service, "DEADLINE_SECS", 0.3)
+    monkeypatch.setattr(waiting, "deadline_secs", 0.3)
     with pytest.raises(WorldFailure, match=r"saved_model\.pb.*another checksum"):
         storage.stage(f"{gcs}/v", tmp_path / "staged")
     assert "saved_model.pb" not in tree(tmp_path / "staged")
@@ -236,7 +237,7 @@ def test_a_deletion_broken_off_leaves_nothing_that_could_be_taken_for_whole(faul
     storage.publish(model, f"{gcs}/v")
     storage.publish(model, f"{gcs}/w")
     faults.append(Fault("status", "DELETE", "variables", times=10**6))
-    monkeypatch.setattr(service, "DEADLINE_SECS", 0.3)
+    monkeypatch.setattr(waiting, "deadline_secs", 0.3)
     with pytest.raises(WorldFailure):
         storage.delete_prefix(f"{gcs}/v")
     assert not storage.exists(f"{gcs}/v")
@@ -270,7 +271,7 @@ def test_hostile_names_in_a_bucket_write_nothing(gcs, tmp_path):
     | st.lists(hostile)
 )
 def test_no_marker_makes_staging_write_outside_or_fall_over(gcs, tmp_path, monkeypatch, stated):
-    monkeypatch.setattr(service, "DEADLINE_SECS", 0.0)
+    monkeypatch.setattr(waiting, "deadline_secs", 0.0)
     marker = json.dumps({"complete": True, "objects": stated}).encode()
     put(f"{gcs}/v/{names.MARKER}", marker)
     (tmp_path / "in").mkdir(exist_ok=True)
@@ -285,6 +286,17 @@ def test_no_marker_makes_staging_write_outside_or_fall_over(gcs, tmp_path, monke
 
 
 # What passes
+
+
+def test_a_service_that_cannot_be_reached_is_named_with_the_reason(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
+    reason = rf"gs://there/x.*in 0\.3 s.*no connection to 127\.0\.0\.1:{port}: .*refused"
+    with storage.patience(0.3), pytest.raises(WorldFailure, match=reason):
+        storage.exists("gs://there/x")
+    with storage.patience(0.3), pytest.raises(WorldFailure, match=reason):
+        storage.read_json("gs://there/x")  # over the other of the two ways to it
 
 
 PASSING = [
@@ -376,7 +388,7 @@ def test_pauses_grow_and_vary(faults, gcs, monkeypatch):
 
 
 def test_at_the_deadline_it_gives_up_and_says_what_was_said_last(faults, gcs, monkeypatch):
-    monkeypatch.setattr(service, "DEADLINE_SECS", 0.5)
+    monkeypatch.setattr(waiting, "deadline_secs", 0.5)
     faults.append(Fault("status", times=10**6, text="too much traffic"))
     with pytest.raises(WorldFailure, match=r"x\.json: gave up after \d+ tries in 0.5 s .*503.*too much traffic"):
         storage.read_json(f"{gcs}/x.json")

@@ -116,6 +116,7 @@ def test_quoted_newlines_a_byte_order_mark_and_blank_lines_are_part_of_good_file
         ("size,colour\n1,2\n", 'data.label_key = "label": there is no such column'),
         ("label\nyes\n", "there is no column besides the label"),
         ("a b,a-b,label\n1,2,yes\n", "would both be called a_b"),
+        (GOOD + f"1,word,{'very ' * 21}long\n", "whose name has 109 characters; at most 100 are allowed"),
     ],
 )
 def test_a_table_that_cannot_be_read_is_refused(tmp_path, content, message):

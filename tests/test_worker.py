@@ -1,6 +1,7 @@
 """One pod's part: what it brings, where the model goes, and what it ends with for whoever restarts pods."""
 
 import json
+import os
 import tempfile
 
 import pytest
@@ -80,8 +81,36 @@ def test_a_group_of_another_size_than_the_environment_says_is_refused(scratch):
     config = {"cluster": {"worker": ["a:1", "b:1", "c:1"]}, "task": {"type": "worker", "index": 0}}
     with pytest.raises(BadInput, match=r"num_workers = 2, num_parameter_servers = 0: TF_CONFIG describes 3 and 0"):
         train_worker(request("gs://b", num_workers=2), {"TF_CONFIG": json.dumps(config)})
-    with pytest.raises(BadInput, match="the environment describes 1 and 0"):
+    with pytest.raises(BadInput, match=r"an environment without a cluster .* describes 1 and 0"):
         train_worker(request("gs://b", num_workers=2), {})
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({"model": "s3://b/model"}, r'^request.model = "s3://b/model": must be a folder, or gs:// with a bucket'),
+        ({"checkpoints": "gs://"}, r'^request.checkpoints = "gs://": must be a folder, or gs:// with a bucket'),
+        ({"model": "model"}, r'^request.model = "model": must begin with gs:// or /'),
+        ({"model": "gs://b/checkpoints/"}, r"request.model = .*: lies in checkpoints, gs://b/checkpoints"),
+        ({"examples": "gs://b/model/data"}, r'^request.examples = "gs://b/model/data": lies in model, gs://b/model;'),
+    ],
+)
+def test_places_that_pods_cannot_share_or_that_are_one_are_refused_before_the_work(scratch, places, message):
+    fields = json.loads(request("gs://b")) | places
+    with pytest.raises(BadInput, match=message):
+        train_worker(json.dumps(fields), {})
+
+
+def test_a_model_that_could_not_be_written_after_the_training_is_refused_before_it(tmp_path, scratch, monkeypatch):
+    write_dataset(tmp_path / "examples", train=61, validation=23)
+    (tmp_path / "file").touch()
+    fields = json.loads(request(tmp_path))
+    for model in (tmp_path / "file", tmp_path / "file" / "model"):
+        with pytest.raises(BadInput, match=r"request.model = .*: .*/file is a file and no folder"):
+            train_worker(json.dumps(fields | {"model": str(model)}), {})
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as for whoever is not root
+    with pytest.raises(BadInput, match=rf"request.model = .*: user \d+ may not write to {tmp_path}$"):
+        train_worker(json.dumps(fields), {})
 
 
 @pytest.mark.parametrize("variable", [RESTART_ATTEMPT, RESTARTABLE_EXIT_CODE])

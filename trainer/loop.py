@@ -166,7 +166,7 @@ def _run_epoch(run: Run, saver: Checkpoints, bar: Any, stop: StopSignals) -> Non
         with run.timed("stepping"), pace.measured(num_steps):
             report = run.trainer.train_steps(run.train_feed, iterator, epoch, in_epoch, num_steps, state.skipped_in_row)
         account(run, report, in_epoch, num_steps)
-        if not config.eager and run.num_workers == 1:  # the chief would trace alone, which was not tried
+        if not config.eager:
             board.graph(lambda: run.trainer.graph(run.train_feed, iterator))
         in_epoch += num_steps
         show(run, report, num_steps, epoch, pace.seconds, bar)

@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ from trainer.storage import is_remote, join, write_json
 from trainer.tasks import RECORDS_FOLDER
 
 RUN_FILE = "run.json"
+_EXIT_TASK = "record-outcome"
 _STATES = {EXIT_DONE: "succeeded", EXIT_INTERRUPTED: "interrupted", EXIT_PREEMPTED: "preempted"}
 
 
@@ -64,6 +66,8 @@ class _Run:
     output: TaskOutput
     tasks: Containers | Processes
     remote: str | None = None
+    exit_codes: list[int] = field(default_factory=list)
+    """Of the tasks that ended, in their order, where they are known."""
     started: float = field(default_factory=time.monotonic)
 
 
@@ -85,7 +89,7 @@ def run(config: Config, root: str | Path, runner: str, display: Any) -> Outcome:
         raise BadInput("--root = : names no folder")
     remote = str(root) if is_remote(root) else None
     root = (Path("output") if remote else Path(root)).expanduser().absolute()
-    tasks = Containers(config, root) if runner == "docker" else Processes()
+    tasks = Containers(config, root, lambda text: display.said("run", text)) if runner == "docker" else Processes()
     folder = _new_run_folder(config, root)
     work = _Run(config, root, folder, TaskOutput(folder / "logs", display), tasks, remote)
     if tasks.remark:
@@ -136,6 +140,7 @@ def _execute(work: _Run) -> BaseException | None:
     )
     # kfp leaves a folder for each task where temporary files go.
     with _environment(environment | {"TMPDIR": str(work.folder / "tmp")}), _stop_signals(work.tasks) as came:
+        work.output.starting = partial(_refuse_more, came)
         try:
             with contextlib.redirect_stdout(work.output):
                 pipeline(**places_of(work.config, work.remote or str(work.root)))
@@ -144,7 +149,7 @@ def _execute(work: _Run) -> BaseException | None:
         except Exception as error:
             return _Stopped(came[0]) if came else work.tasks.explained(error)
         finally:
-            work.tasks.end()
+            work.exit_codes = work.tasks.end()
             work.output.close()
             shutil.rmtree(work.folder / "tmp", ignore_errors=True)
     return None
@@ -169,6 +174,12 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
+
+
+def _refuse_more(came: list[int], task: str) -> None:
+    """kfp goes on with the tasks that do not need one that was stopped. Once a signal came, only the exit task starts."""
+    if came and task != _EXIT_TASK:
+        raise _Stopped(came[0])
 
 
 class _Stopped(KeyboardInterrupt):
@@ -265,8 +276,16 @@ def _explained(work: _Run, records: dict[str, Any], failure: BaseException | Non
     if isinstance(failure, TriremeError):
         return failure.exit_code, str(failure)
     if task:
-        return EXIT_FAILED, f"task {task} ended without a word: killed, perhaps for want of memory{log}"
+        return EXIT_FAILED, f"task {task} ended without a word{_how(work, task)}{log}"
     return EXIT_FAILED, f"the pipeline could not be run: {failure}"
+
+
+def _how(work: _Run, task: str) -> str:
+    """How a task ended that could not say it itself."""
+    code = dict(zip(work.output.seconds, work.exit_codes, strict=False)).get(task)
+    if code in (None, 128 + signal.SIGKILL):
+        return ": killed, perhaps for want of memory"
+    return f", with exit code {code}: see its log, and whether {work.config.cluster.image} is made from Trireme's image"
 
 
 def _silent(work: _Run, records: dict[str, Any]) -> str | None:

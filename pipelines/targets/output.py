@@ -9,6 +9,7 @@ import io
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,11 +26,13 @@ class TaskOutput(io.TextIOBase):
     Attributes:
         task: The task that is running, or ran last.
         seconds: Wall time by task, from its start to its end.
+        starting: Is told the name of each task before it starts, and may raise KeyboardInterrupt.
     """
 
     def __init__(self, logs: Path, display: "Display") -> None:
         self.task: str | None = None
         self.seconds: dict[str, float] = {}
+        self.starting: Callable[[str], None] = lambda task: None
         self._logs, self._display = logs, display
         self._rest = ""
         self._log: TextIO | None = None
@@ -71,6 +74,7 @@ class TaskOutput(io.TextIOBase):
             self._log.flush()
 
     def _start(self, task: str) -> None:
+        self.starting(task)
         self.task, self._began = task, time.monotonic()
         if self._log is not None:
             self._log.close()

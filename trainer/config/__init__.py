@@ -21,6 +21,7 @@ from trainer.config.release import Channel, Event, NotifyConfig, PushConfig, Ret
 from trainer.config.section import (
     OVERRIDDEN,
     Fraction,
+    Place,
     PositiveFloat,
     PositiveInt,
     Problem,
@@ -58,6 +59,7 @@ __all__ = [
     "LearningRateSchedule",
     "NotifyConfig",
     "OwnMetric",
+    "Place",
     "PositiveFloat",
     "PositiveInt",
     "Problem",

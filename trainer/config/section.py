@@ -32,6 +32,9 @@ def text(pattern: str, rule: str) -> Any:
     return Annotated[str, AfterValidator(check), Field(json_schema_extra={"pattern": f"^(?:{pattern})$"})]
 
 
+Place = text(r"gs://[^/].*|(?![A-Za-z][A-Za-z0-9+.-]*:/).+", "a folder, or gs:// with a bucket's name after it")
+"""A folder or a prefix of a bucket, as trainer.storage takes them."""
+
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """A function of one's own: `package.module:function`."""
 
@@ -129,8 +132,15 @@ def _validated(model: type[S], data: Any) -> tuple[list[Problem], S | None]:
             continue
         skipped = {problem.path for problem in wrong}
         crossings = [problem for problem in section.problems() if not (skipped & _mentioned(problem))]
+        # A rule that speaks of a setting which was left out for being wrong saw its default, not what was given.
+        crossings = [problem for problem in crossings if not any(_names(problem.rule, path) for path in skipped)]
         return wrong + crossings, section
     return wrong, None
+
+
+def _names(rule: str, path: str) -> bool:
+    """Whether a rule's words hold a dotted path, such as `cluster.queue`."""
+    return "." in path and re.search(rf"(?<![\w.]){re.escape(path)}(?![\w])", rule) is not None
 
 
 def _mentioned(problem: Problem) -> set[str]:

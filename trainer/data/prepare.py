@@ -42,7 +42,7 @@ from trainer.data.shard_files import bring, link_file, locked
 from trainer.data.shards import Layout, count_shards, find_leaks
 from trainer.data.source import BadRecord, Source
 from trainer.data.sources import open_source
-from trainer.data.statistics import Statistics, write_statistics
+from trainer.data.statistics import LONGEST_VALUE, Statistics, write_statistics
 from trainer.data.window import days_of, settled
 from trainer.data.workers import open_workers
 from trainer.errors import BadInput, TriremeError, WorldFailure
@@ -223,15 +223,26 @@ def _layout(source: Source, config: DataConfig, summaries: list[dict[str, Any]])
     class_names = source.class_names
     if class_names is None and source.is_classification:
         class_names = sorted({name for summary in summaries for name in summary["classes"]}, key=_class_order)
-        if len(class_names) > _MOST_CLASSES:
-            raise BadInput(
-                f"data.label_key = {json.dumps(config.label_key)}: has {len(class_names):,} different values, which is"
-                f" more than {_MOST_CLASSES:,} classes; if it is a number, set data.task to regression"
-            )
+    _check_classes(class_names or [], config)
     num_shards = {
         name: count_shards(num_examples[name], num_bytes[name], config.shard_bytes, config.min_shards) for name in names
     }
     return Layout(names, len(summaries), source.label_name, class_names, num_shards)
+
+
+def _check_classes(class_names: list[str], config: DataConfig) -> None:
+    label = f"data.label_key = {json.dumps(config.label_key)}"
+    if len(class_names) > _MOST_CLASSES:
+        raise BadInput(
+            f"{label}: has {len(class_names):,} different values, which is more than {_MOST_CLASSES:,} classes; if it is a"
+            " number, set data.task to regression"
+        )
+    longest = max(class_names, key=len, default="")
+    if len(longest) > LONGEST_VALUE:
+        raise BadInput(
+            f"{label}: {json.dumps(longest[:40], ensure_ascii=False)}… would be a class whose name has {len(longest):,}"
+            f" characters; at most {LONGEST_VALUE} are allowed: is this the column of the texts?"
+        )
 
 
 def _collect_shards(layout: Layout, jobs: list[dict[str, Any]], results: Any) -> dict[str, list[Shard]]:

@@ -7,6 +7,7 @@
 The label is put in last, because the classes of a table are known only when all of it has been read.
 """
 
+import functools
 import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -87,7 +88,12 @@ def label_entry(name: str, value: int | float) -> bytes:
 
 def finish(features: bytes | memoryview, label: bytes) -> bytes:
     """The record of encoded features and an encoded label."""
-    return b"".join((b"\n", _varint(len(features) + len(label)), features, label))
+    return b"".join((_opening(len(features) + len(label)), features, label))
+
+
+@functools.lru_cache(1024)  # records are mostly as long as others
+def _opening(length: int) -> bytes:
+    return b"\n" + _varint(length)
 
 
 def decode(record: bytes, features: Mapping[str, Feature]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from trainer import storage
@@ -26,6 +27,7 @@ CACHE_DIR = "TRIREME_CACHE_DIR"
 
 _PLACE_FILE = "shards.json"
 _THREADS = 8
+_KEPT_SECS = 30 * 24 * 3600
 
 
 def shard_files(folder: Path, manifest: Manifest, split: str, num_examples: int | None = None) -> list[str]:
@@ -112,6 +114,8 @@ def bring(uri: str, folder: Path, manifest: Manifest, names: Sequence[str]) -> N
         missing = [name for name in names if name not in shards or not _is_whole(kept / name, shards[name])]
         if missing:
             storage.stage(uri, kept, missing)
+    os.utime(kept)
+    _forget_unused(kept.parent)
     folder.mkdir(parents=True, exist_ok=True)
     for name in names:
         link_file(kept / name, folder / name)
@@ -120,6 +124,17 @@ def bring(uri: str, folder: Path, manifest: Manifest, names: Sequence[str]) -> N
         f"staged {len(brought)} shards, {sum(brought) / 1e6:,.1f} MB;"
         f" {sum(name in shards for name in names) - len(brought)} were here already"
     )
+
+
+def _forget_unused(cache: Path) -> None:
+    """Removes datasets that nothing asked for in `_KEPT_SECS`; links to their files elsewhere stay good."""
+    for kept in cache.iterdir():
+        lock = kept.with_name(f".{kept.name}.lock")
+        if kept.name.startswith(".") or time.time() - kept.stat().st_mtime < _KEPT_SECS:
+            continue
+        with lock.open("a") as held, suppress(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(kept, ignore_errors=True)
 
 
 def cache_folder() -> Path:

@@ -28,7 +28,8 @@ from trainer.errors import BadInput
 NUM_QUANTILES = 100
 _KEPT_VALUES = 20_000  # most different categories or words that are told apart in the end
 _COUNTED_VALUES = 100_000  # and while counting; the rarest are dropped beyond
-_LONGEST_VALUE = 100  # characters; what is longer is no category and no word, and is not counted by itself
+LONGEST_VALUE = 100
+"""Characters: what is longer is no category, no class and no word, and is not counted by itself."""
 _SHOWN_BINS = 30
 _SKETCH_SIZE = 4096
 _PIXELS_EVERY = 16  # pixels of every so many images are counted; sizes of all
@@ -202,10 +203,10 @@ class Collector:
             for value in found:
                 words = split_words(value)
                 lengths.append(len(words))
-                self._values.update(word for word in words if len(word) <= _LONGEST_VALUE)
+                self._values.update(word for word in words if len(word) <= LONGEST_VALUE)
             self._numbers.add(np.array(lengths, np.float64))
         else:
-            self._values.update(value for value in found if len(value) <= _LONGEST_VALUE)
+            self._values.update(value for value in found if len(value) <= LONGEST_VALUE)
         self._prune()
 
     def _add_hashes(self, values: Any) -> None:

@@ -17,9 +17,13 @@ from trainer.data.shard_files import cache_folder
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.errors import BadInput, WorldFailure
 from trainer.progress import say
+from trainer.storage.errors import unreachable
 
 _CHUNK = 128
 _PART_EXAMPLES = 65_536
+_DOWNLOAD_RETRIES = (
+    7  # with doubling pauses, 25 s; the library's ten take over three minutes to find that there is no network
+)
 
 
 class TfdsSource:
@@ -181,11 +185,15 @@ class TfdsSource:
                 " allow the download or point data.data_dir at a folder that has it"
             )
         say(f"fetching {builder.info.full_name} into {there}")
+        from tensorflow_datasets.core.download import downloader
+
+        downloader.MAX_RETRIES = _DOWNLOAD_RETRIES
         try:
             builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
         except OSError as error:  # requests' errors are OSErrors too
+            reason = unreachable(error) or _first_line(error)
             raise WorldFailure(
-                f"{builder.info.full_name} is not in {there} and could not be fetched: {_first_line(error)}."
+                f"{builder.info.full_name} is not in {there} and could not be fetched: {reason}."
                 " Prepare it on a machine that reaches its source, or set data.data_dir to a folder that has it"
             ) from error
         if storage.is_remote(there):

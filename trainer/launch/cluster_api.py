@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from trainer.errors import BadInput, WorldFailure
+from trainer.progress import say
 
 PATIENCE_SECS = 1800.0
 """How long an API server may be away, which an upgrade of the control plane makes it for minutes."""
@@ -30,6 +31,7 @@ _WATCH_SECS = 240  # the server ends a watch after that, so that a connection th
 _LOG_SILENCE_SECS = 120.0
 _RETRIED = (401, 408, 429, 500, 502, 503, 504)  # 401: the token of a pod is renewed every hour
 _MOST_WAIT_SECS = 10.0
+_SAID_AFTER_SECS = 5.0  # of trouble, so that nobody takes patience for a hang
 
 
 class Unreachable(WorldFailure):
@@ -101,6 +103,8 @@ class Api:
         self._client = client.ApiClient(configuration)
         # `delete_now` runs in a signal handler, where the other client's pool may be locked by whom it interrupts.
         self._urgent = client.ApiClient(configuration)
+        self.said_after_secs = _SAID_AFTER_SECS
+        """Seconds after which a wait for the server is spoken of."""
         self.stopped = threading.Event()
         """Ends every wait of this connection."""
 
@@ -119,7 +123,8 @@ class Api:
             Unreachable: The server was away longer than `patience_secs`.
             BadInput, WorldFailure: It refuses; the message holds its reason and what to do.
         """
-        deadline, pause = time.monotonic() + patience_secs, 0.25
+        began, pause, said = time.monotonic(), 0.25, False
+        deadline = began + patience_secs
         while True:
             try:
                 return function()
@@ -128,6 +133,9 @@ class Api:
             wait_secs = max(wait_secs, pause)
             if time.monotonic() + wait_secs > deadline or self.stopped.is_set():
                 raise Unreachable(f"the Kubernetes API server could not {what} for {patience_secs:.0f} s: {again}")
+            if not said and time.monotonic() + wait_secs > began + self.said_after_secs:
+                said = True
+                say(f"the Kubernetes API server cannot {what} now ({again}); trying for {_minutes(patience_secs)}")
             self.stopped.wait(wait_secs)
             pause = min(pause * 2, _MOST_WAIT_SECS)
 
@@ -234,6 +242,10 @@ class Api:
         return text.decode("utf-8", "replace").splitlines()
 
 
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
 def _message(error: Any) -> str:
     """What the server says, without the envelope."""
     text = error.body.decode("utf-8", "replace") if isinstance(error.body, bytes) else str(error.body or "")
@@ -316,7 +328,7 @@ class Watch(_Reader):
 
     def run(self) -> None:
         """Lists, then watches, again and again."""
-        source, version, failed_since, pause = self._resource.plural, None, None, 0.25
+        source, version, failed_since, pause, said = self._resource.plural, None, None, 0.25, False
         while not self._ended.is_set():
             try:
                 if version is None:
@@ -327,7 +339,7 @@ class Watch(_Reader):
                     version = found["metadata"]["resourceVersion"]
                     if kind != "BOOKMARK":
                         self._events.put((source, kind, found))
-                    failed_since, pause = None, 0.25
+                    failed_since, pause, said = None, 0.25, False
             except Gone:
                 version = None
             except (BadInput, WorldFailure) as error:
@@ -340,6 +352,9 @@ class Watch(_Reader):
                 if now - failed_since > PATIENCE_SECS:
                     self._events.put((source, "BROKEN", Unreachable(f"the watch of {source} failed: {again}")))
                     return
+                if not said and now + pause > failed_since + self._api.said_after_secs:
+                    said = True
+                    say(f"the watch of {source} is broken off ({again}); trying for {_minutes(PATIENCE_SECS)}")
                 self._pause(pause)
                 pause = min(pause * 2, _MOST_WAIT_SECS)
 

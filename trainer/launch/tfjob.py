@@ -33,7 +33,11 @@ _CONTAINER = "tensorflow"  # the operator puts TF_CONFIG into no other
 _NAME_LABEL = "training.kubeflow.org/job-name"
 _KEPT_SECS = 24 * 3600
 _NO_SIDECAR = {"sidecar.istio.io/inject": "false"}  # its proxy would end neither with the training nor speak gRPC
-_SCRATCH = "/scratch"
+_MOUNTS = {
+    "scratch": ("/tmp", {}),  # noqa: S108  the pod's copy of the data, and its newest checkpoints
+    "shared-memory": ("/dev/shm", {"medium": "Memory", "sizeLimit": "1Gi"}),  # noqa: S108
+}
+_USER = 10001  # of the image
 
 
 def tfjob(request: str, config: JobConfig, group: GroupConfig, owner: Owner) -> Job:
@@ -48,11 +52,8 @@ def tfjob(request: str, config: JobConfig, group: GroupConfig, owner: Owner) -> 
         *container.get("env", []),
         *group_variables(group),
         {"name": RESTARTABLE_VARIABLE, "value": str(RESTARTABLE_EXIT_CODE)},
-        {"name": "TMPDIR", "value": _SCRATCH},
     ]
-    container.setdefault("securityContext", {}).update(allowPrivilegeEscalation=False, capabilities={"drop": ["ALL"]})
-    container.setdefault("volumeMounts", []).append({"name": "scratch", "mountPath": _SCRATCH})
-    template["spec"].setdefault("volumes", []).append({"name": "scratch", "emptyDir": {}})
+    _confine(template["spec"], container)
     if config.gang == "volcano":
         template["spec"]["schedulerName"] = "volcano"
     replicas = {"Worker": (group.num_workers, template)}
@@ -88,6 +89,23 @@ def tfjob(request: str, config: JobConfig, group: GroupConfig, owner: Owner) -> 
         attempt_of=None,
         makers=(name,),
     )
+
+
+def _confine(spec: dict[str, Any], container: dict[str, Any]) -> None:
+    """What manifests/tensorflow-distributed.yaml allows a TrainJob's pods and no more."""
+    spec.update(automountServiceAccountToken=False, enableServiceLinks=False)
+    spec["securityContext"] = {
+        "runAsNonRoot": True, "runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    container.setdefault("securityContext", {}).update(
+        allowPrivilegeEscalation=False, capabilities={"drop": ["ALL"]}, readOnlyRootFilesystem=True
+    )
+    volumes, mounts = spec.setdefault("volumes", []), container.setdefault("volumeMounts", [])
+    for name, (path, volume) in _MOUNTS.items():
+        if all(one["name"] != name for one in volumes):  # cluster.shared_memory may have given one
+            volumes.append({"name": name, "emptyDir": volume})
+            mounts.append({"name": name, "mountPath": path})
 
 
 def _without_accelerators(template: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,9 @@ replaced at any moment by one with an empty disk: all that must outlive it is wh
 import hashlib
 import json
 import os
+import posixpath
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +20,7 @@ from pydantic import Field
 
 from trainer import storage
 from trainer.cluster import ClusterDescription, describe
-from trainer.config import GroupConfig, Section, TrainConfig, parse_json
+from trainer.config import GroupConfig, Place, Problem, Section, TrainConfig, parse_json
 from trainer.data.manifest import FILE_NAME, STATISTICS_FILE, Manifest, read_manifest
 from trainer.data.schema import SCHEMA_FILE
 from trainer.data.shard_files import bring, leave_in_bucket
@@ -42,12 +43,24 @@ class WorkerRequest(Section):
     """How many processes, and how patient they are."""
     seed: Annotated[int, Field(ge=0, lt=2**31)]
     """Seed of the first weights and of every epoch's order."""
-    examples: Annotated[str, Field(min_length=1)]
+    examples: Place
     """Folder or `gs://` prefix of the prepared dataset."""
-    model: Annotated[str, Field(min_length=1)]
+    model: Place
     """Folder or `gs://` prefix where the chief publishes the finished model."""
-    checkpoints: Annotated[str, Field(min_length=1)]
+    checkpoints: Place
     """Folder that all processes share, or `gs://` prefix, of this training's checkpoints."""
+
+    def problems(self) -> Iterator[Problem]:
+        """Places that pods cannot share, and one inside another: the model is published whole where nothing is."""
+        places = {name: getattr(self, name).rstrip("/") for name in ("examples", "model", "checkpoints")}
+        for name, place in places.items():
+            if not storage.is_remote(place or "/") and not posixpath.isabs(place):
+                yield Problem(
+                    name, place, "must begin with gs:// or /: what a relative path means differs between pods"
+                )
+            for other, outer in places.items():
+                if other != name and (place == outer or place.startswith(f"{outer}/")):
+                    yield Problem(name, place, f"lies in {other}, {outer}; give each a place of its own")
 
 
 def train_worker(text: str, environ: Mapping[str, str] = os.environ) -> None:
@@ -133,7 +146,7 @@ def _check_size(group: GroupConfig, description: ClusterDescription | None) -> N
     there = (description.num_workers, description.num_parameter_servers) if description else (1, 0)
     asked = (group.num_workers, group.num_parameter_servers)
     if there != asked:
-        source = description.source if description else "the environment"
+        source = description.source if description else "an environment without a cluster (docs/clusters.md)"
         raise BadInput(
             f"request.group.num_workers = {asked[0]}, num_parameter_servers = {asked[1]}: {source} describes"
             f" {there[0]} and {there[1]}"
@@ -171,6 +184,8 @@ def _is_published(request: WorkerRequest, manifest: Manifest) -> bool:
     Raises:
         BadInput: Another training's model is there.
     """
+    if not storage.is_remote(request.model):
+        _check_folder(Path(request.model))
     if not storage.exists(request.model):
         return False
     there, _ = storage.read_json(storage.join(request.model, "train.json"))
@@ -182,3 +197,16 @@ def _is_published(request: WorkerRequest, manifest: Manifest) -> bool:
             f"request.model = {request.model}: another model is there already; name a place where nothing is"
         )
     return True
+
+
+def _check_folder(model: Path) -> None:
+    """Looks before the training whether the model's folder can be made after it.
+
+    Raises:
+        BadInput: A file is there, or on the way there, or this user may not write.
+    """
+    there = next(path for path in (model, *model.parents) if path.exists())
+    if not there.is_dir():
+        raise BadInput(f"request.model = {model}: {there} is a file and no folder")
+    if not os.access(there, os.W_OK):
+        raise BadInput(f"request.model = {model}: user {os.getuid()} may not write to {there}")

@@ -20,6 +20,7 @@ from trainer.errors import BadInput
 from trainer.storage import disk, names
 from trainer.storage.errors import Conflict, Denied, NotFound
 from trainer.storage.names import checked_name, is_remote, join
+from trainer.storage.waiting import patience
 
 __all__ = [
     "Conflict",
@@ -34,6 +35,7 @@ __all__ = [
     "join",
     "list_folders",
     "list_names",
+    "patience",
     "publish",
     "publish_numbered",
     "read_json",

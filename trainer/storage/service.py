@@ -41,15 +41,15 @@ from google.auth.transport.requests import AuthorizedSession
 from google.cloud import storage as google_storage
 
 from trainer.errors import BadInput, WorldFailure
-from trainer.storage.errors import Conflict, Denied, NotFound
+from trainer.storage import waiting
+from trainer.storage.errors import Conflict, Denied, NotFound, unreachable
 
 logger = logging.getLogger(__name__)
 
-DEADLINE_SECS = 120.0  # without progress
 NUM_THREADS = 8
 
 _TIMEOUT_SECS = (20.0, 60.0)  # to connect and to send one block; until the service says anything
-_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 0.2, 30.0
+_FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS, _QUIET_PAUSE_SECS = 0.2, 30.0, 5.0
 _DOWNLOAD_BLOCK_BYTES = 1 << 20
 _UPLOAD_BLOCK_BYTES = 1 << 18
 _PROGRESS_BYTES = 1 << 20  # a download that got this much further may start its deadline anew
@@ -370,8 +370,8 @@ def _check(answer: requests.Response) -> None:
 def _persist(
     attempt: Callable[[], Any], bucket: str, name: str, permission: str, progress: Callable[[], int] = lambda: 0
 ) -> Any:
-    """Call `attempt` until it succeeds, fails for good, or has failed for `DEADLINE_SECS` without progress."""
-    deadline, reached, pauses = time.monotonic() + DEADLINE_SECS, progress(), itertools.count()
+    """Call `attempt` until it succeeds, fails for good, or has failed for `waiting.deadline_secs` without progress."""
+    deadline, reached, pauses = time.monotonic() + waiting.deadline_secs, progress(), itertools.count()
     for tries in itertools.count(1):
         try:
             return attempt()
@@ -383,16 +383,18 @@ def _persist(
             said = _said(error)
             told_pause = _told_pause_secs(error)
         if progress() - reached >= _PROGRESS_BYTES:
-            deadline, reached, pauses = time.monotonic() + DEADLINE_SECS, progress(), itertools.count()
+            deadline, reached, pauses = time.monotonic() + waiting.deadline_secs, progress(), itertools.count()
         # Full jitter: many workers that failed together must not come back together.
         longest = min(_LONGEST_PAUSE_SECS, _FIRST_PAUSE_SECS * 2 ** min(next(pauses), 16))
         pause = max(told_pause, random.uniform(0, longest))  # noqa: S311 - spreads load, guards nothing
         if time.monotonic() + pause > deadline:
             raise WorldFailure(
-                f"gs://{bucket}/{name}: gave up after {tries} tries in {DEADLINE_SECS:g} s without progress; "
+                f"gs://{bucket}/{name}: gave up after {tries} tries in {waiting.deadline_secs:g} s without progress; "
                 f"the last: {said}. What was done stays; start again when the service answers."
             )
-        logger.info("gs://%s/%s: try %d failed (%s), again in %.1f s", bucket, name, tries, said, pause)
+        # The first pauses are short, and most of what passes has passed after them.
+        level = logging.WARNING if pause > _QUIET_PAUSE_SECS else logging.INFO
+        logger.log(level, "gs://%s/%s: try %d failed (%s), again in %.0f s", bucket, name, tries, said, pause)
         time.sleep(pause)
     raise AssertionError("unreachable")
 
@@ -439,7 +441,10 @@ def _account() -> str:
 
 
 def _said(error: Exception) -> str:
+    """What went wrong, in a line: the service's own words, or who could not be reached and why."""
     code = getattr(error, "code", None)
+    if told := unreachable(error):
+        return told
     text = getattr(error, "message", None) or str(error) or type(error).__name__
     return f"{code} {text}"[:500] if isinstance(code, int) else text[:500]
 
@@ -468,7 +473,9 @@ def _connection(process: int, emulator: str | None) -> tuple[google_storage.Clie
     if emulator and "://" not in emulator:
         raise BadInput(f"STORAGE_EMULATOR_HOST {emulator!r}: must begin with http:// or https://")
     credentials = _credentials(emulator)
-    session = AuthorizedSession(credentials)
+    # Nobody's credentials cannot be renewed: trying to would drop the refusal unread, and its connection unclosed.
+    renewed_on = () if isinstance(credentials, AnonymousCredentials) else (requests.codes.unauthorized,)
+    session = AuthorizedSession(credentials, refresh_status_codes=renewed_on)
     adapter = requests.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=2 * NUM_THREADS)
     session.mount("https://", adapter)
     session.mount("http://", adapter)
