@@ -245,7 +245,7 @@ def test_what_does_not_fit_the_data_is_refused_by_its_setting(table, settings, m
 def test_ones_own_function_that_fails_is_named_with_its_line(table, config, message):
     examples, model = table
     with pytest.raises(BadInput, match=message):
-        evaluate(EvaluateConfig(**config), examples, model)
+        evaluate(EvaluateConfig(**config), examples, model, None)
 
 
 def test_a_metric_of_ones_own_that_is_not_a_number_is_not_defined(table):
@@ -268,4 +268,5 @@ def test_the_report_shows_it(found):
     page = render(found, verdict, [], {"name": "table"})
     for part in ("colour = red", "Calibration", "Precision and recall curves", "Data", "most_frequent"):
         assert part in page
-    assert "Interval" in markdown_summary(found, verdict)
+    assert "95\N{NARROW NO-BREAK SPACE}% interval" in markdown_summary(found, verdict)
+    assert "Top 2 accuracy" in markdown_summary({**found, "metrics": {"top_k_accuracy": 0.9}, "top_k": 2}, verdict)

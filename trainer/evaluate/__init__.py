@@ -101,6 +101,7 @@ def evaluate(config: EvaluateConfig, examples: Path, model: Path, champion: tupl
         "num_not_finite": int((~finite).sum()),
         "class_names": manifest.class_names,
         "confidence_level": config.confidence_level,
+        "top_k": config.top_k if manifest.task == "classification" else None,
         "lower_is_better": [name for name in names if config.lower_is_better(name)],
         "data_digest": manifest.digest,
         "model_digest": (read_metadata(model / SAVED_MODEL) or {}).get("digest"),
