@@ -21,7 +21,8 @@ _TINY = float(np.finfo(np.float32).tiny)  # a probability of 0 for what happened
 CALIBRATION_BINS = 10
 _JACKKNIFE_GROUPS = 100
 _EXAMPLES_PER_CLASS = 5
-"""With fewer, intervals of averages whose bias is known only to the second order hold the truth in 84 to 89 % of cases."""
+"""With fewer of 100 classes, intervals of macro F1 and weighted precision, whose bias is known to the second order only, hold
+the truth in 91 and 85 % of cases (three a class), then 76 and 74 (two)."""
 
 
 class Estimate(NamedTuple):
@@ -187,7 +188,7 @@ def _averages(labels: np.ndarray, predicted: np.ndarray, counted: Classes) -> di
             found[f"{kind}_{name}"] = Estimate(value, influence, effective=float(1 / spread))
     needed = _EXAMPLES_PER_CLASS * int((~np.isnan(counted.f1)).sum())
     for name, bias in _biases(counted).items():
-        found[name] = found[name]._replace(bias=bias, needed=needed)
+        found[name] = found[name]._replace(bias=bias, needed=2 if name == "weighted_f1" else needed)
     return found
 
 
@@ -231,7 +232,7 @@ class _Mean:
     """The mean of estimates, of which there may be too many to hold."""
 
     def __init__(self, num_examples: int) -> None:
-        self._count, self._value, self._spread, self._bias, self._needed = 0, 0.0, 0.0, 0.0, 0
+        self._count, self._value, self._spread, self._bias = 0, 0.0, 0.0, 0.0
         self._influence = np.zeros(num_examples)
 
     def add(self, found: Estimate) -> None:
@@ -240,7 +241,6 @@ class _Mean:
         self._influence += found.influence
         self._spread += 1 / found.effective
         self._bias += found.bias
-        self._needed += found.needed
 
     def result(self) -> Estimate:
         if not self._count:
@@ -251,7 +251,6 @@ class _Mean:
             self._influence / self._count,
             effective=effective,
             bias=self._bias / self._count,
-            needed=max(2, self._needed),
         )
 
 
@@ -282,7 +281,7 @@ def ranked_area(positive: np.ndarray, place: np.ndarray) -> Estimate:
     value = float(below[positive].mean())
     share = num_positive / len(positive)
     influence = np.where(positive, (below - value) / share, (above - value) / (1 - share))
-    return Estimate(value, influence, effective=float(min(num_positive, num_negative)), needed=0)
+    return Estimate(value, influence, effective=float(min(num_positive, num_negative)))
 
 
 def average_precision(positive: np.ndarray, place: np.ndarray) -> Estimate:
@@ -308,7 +307,7 @@ def average_precision(positive: np.ndarray, place: np.ndarray) -> Estimate:
     influence = np.where(positive, (precision[place] - value) / share + for_positive[place], -for_negative[place])
     # Each positive example counts itself in the precision at its own score.
     bias = float(positives @ ((1 - precision) / np.maximum(reached - 1, 1)) / num_positive)
-    return Estimate(value, influence, effective=float(num_positive), bias=bias, needed=_EXAMPLES_PER_CLASS)
+    return Estimate(value, influence, effective=float(num_positive), bias=bias)
 
 
 def calibration_bins(confidence: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
