@@ -26,8 +26,11 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(words)
     try:
         for name, value in vars(arguments).items():
-            if value in ("", []) and name != "overrides":  # a variable of a script that is not set
-                raise BadInput(f"--{name.replace('_', '-')}: is empty; leave it out, or give it a value")
+            empty = not value.strip() if isinstance(value, str) else value == []
+            if empty and name != "overrides":  # a variable of a script that is not set
+                raise BadInput(
+                    f"--{name.replace('_', '-')}: is empty; give it a value, or leave it out if it is optional"
+                )
         return arguments.command(arguments)
     except TriremeError as error:
         print("\n".join(f"trireme: {line}" for line in str(error).splitlines()), file=sys.stderr)

@@ -145,8 +145,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _promote(arguments: argparse.Namespace) -> int:
     models = _registry(arguments)
-    champion = models.champion()
-    version = models.promote(arguments.version, champion.number if champion else None, arguments.reason)
+    version = models.promote(arguments.version, models.champion_number(), arguments.reason, verified=True)
     print(f"{arguments.name}: version {version.number} is champion: {version.uri}")
     return EXIT_DONE
 

@@ -80,6 +80,9 @@ def test_verify_finds_a_changed_file_and_fails(registry, capsys):
     assert code == 1
     assert out.startswith("version 2: saved_model.pb: differs")
     assert run(capsys, registry, "verify", "digits", "1")[0] == 0
+    Registry(registry, "digits").promote(1, 2, "back")
+    code, _, err = run(capsys, registry, "promote", "digits", "2", "--reason", "again")
+    assert (code, "version 2: saved_model.pb: differs" in err) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,7 @@ def test_verify_finds_a_changed_file_and_fails(registry, capsys):
         (("show", "digit"), "has no model digit (there are: digits)"),
         (("show", "digits", "9"), "has no version 9"),
         (("promote", "digits", "2", "--reason", "x"), "version 2 is the champion already"),
+        (("promote", "digits", "3", "--reason", " "), "--reason: is empty; give it a value"),
         (("promote", "digits", "8", "--reason", "x"), "has no version 8"),
     ],
 )

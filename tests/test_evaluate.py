@@ -29,6 +29,10 @@ def own_rules(tmp_path, monkeypatch):
         "    return [None if np.isnan(s) else 'positive' if s > 0 else 'negative' for s in features['size']]\n"
         "def cost(labels, answers):\n    return 10 * np.mean(answers.argmax(axis=1) != labels)\n"
         "def fails(labels, answers):\n    return float('nan')\n"
+        "def raises(labels, answers):\n    return {}['price']\n"
+        "def takes_one(labels):\n    return 1.0\n"
+        "def each(labels, answers):\n    return answers\n"
+        "def word(labels, answers):\n    return 'much'\n"
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "own_rules", raising=False)
@@ -226,6 +230,24 @@ def test_what_does_not_fit_the_data_is_refused_by_its_setting(table, settings, m
         evaluate(EvaluateConfig(**settings), *table, None)
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"own_metrics": {"cost": OwnMetric(function="own_rules:raises")}},
+         r"own_metrics\.cost\.function: raised KeyError at own_rules\.py:\d+: 'price'"),
+        ({"own_metrics": {"cost": OwnMetric(function="own_rules:takes_one")}}, "cost.function: raised TypeError.*argument"),
+        ({"own_metrics": {"cost": OwnMetric(function="own_rules:each")}}, "cost.function: gave .*must give one number"),
+        ({"own_metrics": {"cost": OwnMetric(function="own_rules:word")}}, "cost.function: gave 'much'; must give one number"),
+        ({"slices": [Slicing(function="own_rules:raises")]}, r"slices\.0\.function: raised KeyError"),
+        ({"slices": [Slicing(function="own_rules:word")]}, r"slices\.0\.function: gave 'much'; must give a name"),
+    ],
+)  # fmt: skip
+def test_ones_own_function_that_fails_is_named_with_its_line(table, config, message):
+    examples, model = table
+    with pytest.raises(BadInput, match=message):
+        evaluate(EvaluateConfig(**config), examples, model, None)
+
+
 def test_a_metric_of_ones_own_that_is_not_a_number_is_not_defined(table):
     own = {"odd": OwnMetric(function="own_rules:fails")}
     config = EvaluateConfig(own_metrics=own, thresholds={"odd": Threshold(value_threshold=0.0)})
@@ -246,4 +268,5 @@ def test_the_report_shows_it(found):
     page = render(found, verdict, [], {"name": "table"})
     for part in ("colour = red", "Calibration", "Precision and recall curves", "Data", "most_frequent"):
         assert part in page
-    assert "Interval" in markdown_summary(found, verdict)
+    assert "95\N{NARROW NO-BREAK SPACE}% interval" in markdown_summary(found, verdict)
+    assert "Top 2 accuracy" in markdown_summary({**found, "metrics": {"top_k_accuracy": 0.9}, "top_k": 2}, verdict)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer.evaluate import estimates
-from trainer.evaluate.intervals import change, interval, wilson
+from trainer.evaluate.intervals import change, clopper_pearson, interval
 
 _REPEATS = 400
 _SLACK = 0.035  # three standard errors of a share of 0.95 in 400 repeats
@@ -32,12 +32,50 @@ def coverage(draw, measure, num_examples, names, truth):
     return {name: count / _REPEATS for name, count in held.items()}
 
 
-def test_wilson_is_the_interval_of_scipy():
+def test_clopper_pearson_is_the_exact_interval_of_scipy():
     from scipy.stats import binomtest
 
-    for hits, count in ((0, 30), (29, 30), (30, 30), (70, 100)):
-        expected = binomtest(hits, count).proportion_ci(0.95, method="wilson")
-        assert wilson(hits, count, 0.95) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    for hits, count in ((0, 30), (1, 30), (29, 30), (30, 30), (70, 100)):
+        expected = binomtest(hits, count).proportion_ci(0.95, method="exact")
+        assert clopper_pearson(hits, count, 0.95) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+@pytest.mark.parametrize(("num_examples", "level"), [(30, 0.95), (30, 0.8), (100, 0.95), (7, 0.99)])
+def test_the_interval_of_a_proportion_holds_every_true_value_at_least_as_often_as_it_says(num_examples, level):
+    """Not simulated: the probability of each count, summed over the counts whose interval holds the truth."""
+    from scipy.stats import binom
+
+    counts = np.arange(num_examples + 1)
+    truths = np.linspace(0.0, 1.0, 5001)[:, np.newaxis]  # 0.994, where Wilson's interval falls to 0.84, among them
+    low, high = np.array([clopper_pearson(hits, num_examples, level) for hits in counts]).T
+    held = (binom.pmf(counts, num_examples, truths) * ((low <= truths) & (truths <= high))).sum(axis=1)
+    assert held.min() >= level - 1e-9
+
+
+def test_the_interval_of_a_gain_in_accuracy_holds_every_true_gain_at_least_as_often_as_it_says():
+    """Not simulated either: over the counts of examples that were gained and lost, for a grid of their true shares."""
+    from scipy.stats import multinomial
+
+    counts = [(gained, lost) for gained in range(31) for lost in range(31 - gained)]
+    found = []
+    for gained, lost in counts:
+        one, other = (
+            np.repeat([first, not first, True], [gained, lost, 30 - gained - lost]) for first in (True, False)
+        )
+        found.append(
+            change("accuracy", estimates.proportion(one), estimates.proportion(other), 0.95, lower_is_better=False)
+        )
+    low, high = np.array([(each.low, each.high) for each in found]).T
+    cells = np.array([(gained, lost, 30 - gained - lost) for gained, lost in counts])
+    # scipy's probability is not a number for a sum that is 1 but for rounding: no corner and no edge, but close to them.
+    shares = [0.001, 0.005, *np.linspace(0.012, 0.998, 40)]
+    held = [
+        multinomial.pmf(cells, 30, [up, down, 1 - up - down]) @ ((low <= up - down) & (up - down <= high))
+        for up in shares
+        for down in shares
+        if up + down < 1
+    ]
+    assert min(held) >= 0.949
 
 
 @pytest.mark.slow
@@ -96,19 +134,35 @@ def test_of_30_skewed_numbers_intervals_hold_the_truth_in_nine_of_ten_cases(kind
 
 
 @pytest.mark.slow
-def test_macro_f1_has_an_interval_from_five_examples_a_class_on_and_it_holds_the_truth():
+@pytest.mark.parametrize(("num_classes", "margin"), [(10, 3.5), (30, 1.5), (100, 3.0)])
+def test_averages_over_many_classes_have_an_interval_from_five_examples_a_class_on_and_it_holds_the_truth(
+    num_classes, margin
+):
+    """Of so few examples a class each rate is a little low or high, together by more than the interval is wide."""
     random = np.random.default_rng(10)
-    truth = estimates.of_classes(*classes(300_000, 10, 3.5, random))["macro_f1"].value
-    held = 0
+
+    def drawn(count):
+        labels, probabilities = classes(count, num_classes, margin, random)
+        predicted = probabilities.argmax(axis=1)
+        found = estimates._averages(labels, predicted, estimates.class_rates(labels, predicted, num_classes))
+        return found | (estimates._areas(labels, probabilities) if num_classes < 100 else {})  # which take their time
+
+    truth = {name: found.value for name, found in drawn(50_000).items()}
+    held = dict.fromkeys(truth, 0)
     for _ in range(_REPEATS):
-        found = estimates.of_classes(*classes(50, 10, 3.5, random))["macro_f1"]
-        low, high = interval("macro_f1", found, 0.95)
-        held += low <= truth <= high
-    one, other = (estimates.of_classes(*classes(30, 10, 2.0, random))["macro_f1"] for _ in range(2))
-    assert interval("macro_f1", one, 0.95) is None
-    found = change("macro_f1", one, other, 0.95, lower_is_better=False)
-    assert (found.gain, found.low, found.p_value) == (pytest.approx(one.value - other.value), None, None)
-    assert held / _REPEATS >= 0.90
+        for name, found in drawn(5 * num_classes).items():
+            low, high = interval(name, found, 0.95)
+            held[name] += low <= truth[name] <= high
+    assert all(count / _REPEATS >= 0.95 - _SLACK for count in held.values()), held
+    one, other = (drawn(3 * num_classes) for _ in range(2))
+    for name in ("macro_f1", "weighted_precision"):
+        assert interval(name, one[name], 0.95) is None
+        found = change(name, one[name], other[name], 0.95, lower_is_better=False)
+        assert (found.gain, found.low, found.p_value) == (
+            pytest.approx(one[name].value - other[name].value),
+            None,
+            None,
+        )
 
 
 def test_30_right_answers_of_30_do_not_prove_that_all_are_right(predictions):

@@ -278,7 +278,7 @@ def test_no_secret_shows_in_output_errors_or_what_is_uploaded(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["submit", "@", "--root", ""], "--root: is empty; leave it out, or give it a value"),
+        (["submit", "@", "--root", ""], "--root: is empty; give it a value, or leave it out if it is optional"),
         (["submit", "@", "--experiment", ""], "--experiment: is empty"),
         (["upload", "@", "--copy-to", ""], "--copy-to: is empty"),
         (["upload", "@", "--token-command", ""], "--token-command: is empty"),

@@ -145,6 +145,42 @@ def test_verify_names_what_differs(registry, model):
         registry.verify(6)
 
 
+@pytest.mark.parametrize("text", ["{", "[]", None])
+def test_verify_goes_on_past_a_record_that_cannot_be_read(registry, model, text):
+    for _ in range(3):
+        registry.publish(model, {})
+    record = Path(registry.uri, "1", "record.json")
+    record.unlink() if text is None else record.write_text(text)
+    Path(registry.uri, "3", "saved_model.pb").write_bytes(b"grapH")
+    findings = registry.verify()
+    assert [finding[:9] for finding in findings] == ["version 1", "version 3"]
+    assert ("record.json: is missing" if text is None else "1/record.json: ") in findings[0]
+    assert registry.verify(1) == findings[:1]
+
+
+def test_a_damaged_version_does_not_become_champion_by_hand(registry, model):
+    for _ in range(3):
+        registry.publish(model, {})
+    registry.promote(1, None, "first")
+    registry.promote(2, 1, "better", verified=True)
+    for number in (1, 3):
+        Path(registry.uri, str(number), "saved_model.pb").unlink()
+    with pytest.raises(WorldFailure, match=r"version 3: saved_model\.pb: is missing"):
+        registry.promote(3, 2, "by hand", verified=True)
+    with pytest.raises(WorldFailure, match=r"version 1: saved_model\.pb: is missing"):
+        registry.rollback("complaints")
+    assert (registry.champion().number, len(registry.history())) == (2, 2)
+
+
+def test_after_the_champion_was_deleted_by_hand_another_can_be_promoted(registry, model):
+    for _ in range(2):
+        registry.publish(model, {})
+    registry.promote(1, None, "first")
+    storage.delete_prefix(registry.version(1).uri)
+    registry.promote(2, registry.champion_number(), "the first is gone", verified=True)
+    assert registry.champion().number == 2
+
+
 def test_a_champion_deleted_by_hand_is_a_failure_and_not_an_absence(registry, model):
     registry.publish(model, {})
     registry.promote(1, None, "x")

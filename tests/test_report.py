@@ -502,7 +502,7 @@ def test_a_change_has_its_interval_and_p_value_as_differences_of_the_value():
     page = body_of(everything())
     assert "−0.0200 to +0.0400, p 0.410" in page
     assert "+0.0040 to +0.0200, p < 0.001" in page  # a gain of −0.02 to −0.004 in a loss is a larger loss
-    assert "holds the true value in 95.0" in page
+    assert "holds the true value in 95\N{NARROW NO-BREAK SPACE}% of cases" in page
 
 
 def test_a_slice_too_small_to_judge_says_so():

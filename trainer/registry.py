@@ -91,15 +91,19 @@ class Registry:
         Raises:
             WorldFailure: The pointer names a version that is not there: somebody deleted it by hand.
         """
-        number = self._read()[0]["champion"]
+        number = self.champion_number()
         if number is None:
             return None
         found = self._load(number)
         if found is None:
             raise WorldFailure(
-                f"{self._pointer}: the champion, version {number}, is not there; roll back or restore it"
+                f"{self._pointer}: the champion, version {number}, is not there; promote another, roll back or restore it"
             )
         return found
+
+    def champion_number(self) -> int | None:
+        """Return what the pointer names, be it there or not; None before the first promotion."""
+        return self._read()[0]["champion"]
 
     def history(self) -> list[dict[str, Any]]:
         """Return every promotion and rollback in order: `id`, `action`, `version`, `previous`, `reason`, `time`."""
@@ -127,17 +131,19 @@ class Registry:
         number = storage.publish_numbered(folder, self.uri, also={RECORD: text.encode()})
         return Version(number, self._at(number), json.loads(text))
 
-    def promote(self, version: int, expected_champion: int | None, reason: str) -> Version:
+    def promote(self, version: int, expected_champion: int | None, reason: str, *, verified: bool = False) -> Version:
         """Make a version the champion, if the champion is still the one it was judged against.
 
         Args:
             version: The number of the new champion.
             expected_champion: The number of the champion it was compared with; None if there was none.
             reason: Goes on record.
+            verified: Whether every file of the version is read again first: it may have lain there for long.
 
         Raises:
             Conflict: Another champion was made meanwhile: judge again, against that one.
             BadInput: There is no such version, or it is the champion already.
+            WorldFailure: A file of it is not as it was published.
         """
         event_id = secrets.token_hex(8)
         while True:
@@ -154,6 +160,8 @@ class Registry:
             promoted = None if version in state["retired"] else self._load(version)
             if promoted is None:
                 raise BadInput(f"{self.uri}: has no version {version} to promote")
+            if verified:
+                self._need_unchanged(promoted)
             try:
                 self._write(self._moved(state, "promote", version, reason, event_id), generation)
             except Conflict:
@@ -166,6 +174,7 @@ class Registry:
         Raises:
             BadInput: There was no champion before this one.
             Conflict: The champion changed meanwhile: look again before you roll back.
+            WorldFailure: The predecessor was deleted by hand, or a file of it is not as it was published.
         """
         state, generation = self._read()
         standing = _standing(state["history"])
@@ -174,6 +183,7 @@ class Registry:
         restored = self._load(standing[-2])
         if restored is None:
             raise WorldFailure(f"{self.uri}: version {standing[-2]} is not there any more; promote another one")
+        self._need_unchanged(restored)
         self._write(self._moved(state, "rollback", restored.number, reason, secrets.token_hex(8)), generation)
         return restored
 
@@ -181,13 +191,18 @@ class Registry:
         """Read every file again and compare it with the record; return a sentence for each thing that differs.
 
         Args:
-            version: One version; None means all.
+            version: One version; None means all, and whatever stands there under a version's number.
 
         Raises:
             BadInput: There is no such version.
         """
-        chosen = self.versions() if version is None else [self.version(version)]
-        return [finding for one in chosen for finding in _differences(one)]
+        retired = self._read()[0]["retired"]
+        numbers = [number for number in self._numbers() if number not in retired and version in (None, number)]
+        # In a bucket a killed publisher leaves objects that are not a version; on disk it leaves nothing.
+        numbers = [number for number in numbers if storage.exists(self._at(number))]
+        if version is not None and not numbers:
+            raise BadInput(f"{self.uri}: has no version {version}")
+        return [finding for number in numbers for finding in self._findings(number)]
 
     def fetch(self, version: int, folder: str | Path) -> Path:
         """Return a local folder with the version's files.
@@ -237,10 +252,28 @@ class Registry:
     def _numbers(self) -> list[int]:
         return sorted(int(name) for name in storage.list_folders(self.uri) if re.fullmatch(r"[1-9][0-9]*", name))
 
+    def _findings(self, number: int) -> list[str]:
+        try:
+            found = self._load(number)
+        except BadInput as error:  # the others are looked at all the same
+            return [f"version {number}: {error}"]
+        if found is None:
+            return [
+                f"version {number}: {RECORD}: is missing, so it is no version, and yet TensorFlow Serving would serve it"
+            ]
+        return _differences(found)
+
+    def _need_unchanged(self, version: Version) -> None:
+        if found := _differences(version):
+            more = f", and {len(found) - 1} more" if len(found) > 1 else ""
+            raise WorldFailure(f"{self.uri}: {found[0]}{more}: restore it, or promote another one")
+
     def _load(self, number: int) -> Version | None:
         if not storage.exists(self._at(number)):
             return None  # in a bucket the record alone may be there before its publication is complete
         record, generation = storage.read_json(storage.join(self._at(number), RECORD))
+        if generation and not isinstance(record, dict):
+            raise BadInput(f"{storage.join(self._at(number), RECORD)}: must hold an object")
         return Version(number, self._at(number), record) if generation else None
 
     def _read(self) -> tuple[dict[str, Any], int]:

@@ -8,6 +8,7 @@ none depends on the batch size or on how many processes trained; a metric that i
 
 import json
 import math
+import reprlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +27,9 @@ from trainer.evaluate.estimates import (
     of_numbers,
     ranks,
 )
-from trainer.evaluate.intervals import change, interval, wilson
+from trainer.evaluate.intervals import change, clopper_pearson, interval
 from trainer.metric_names import names_of
-from trainer.own_code import own_function
+from trainer.own_code import ask_own, own_function
 from trainer.progress import progress
 
 EVALUATION_FILE = "evaluation.json"
@@ -100,6 +101,7 @@ def evaluate(config: EvaluateConfig, examples: Path, model: Path, champion: tupl
         "num_not_finite": int((~finite).sum()),
         "class_names": manifest.class_names,
         "confidence_level": config.confidence_level,
+        "top_k": config.top_k if manifest.task == "classification" else None,
         "lower_is_better": [name for name in names if config.lower_is_better(name)],
         "data_digest": manifest.digest,
         "model_digest": (read_metadata(model / SAVED_MODEL) or {}).get("digest"),
@@ -138,10 +140,7 @@ def write_json(file: Path, value: Any) -> None:
 
 def _measure(config: EvaluateConfig, manifest: Manifest) -> Measure:
     """All metrics of labels and answers, one's own among them."""
-    own = {
-        name: own_function(metric.function, setting=f"evaluate.own_metrics.{name}.function")
-        for name, metric in config.own_metrics.items()
-    }
+    own = {name: _own_metric(name, metric.function) for name, metric in config.own_metrics.items()}
 
     def measure(labels: np.ndarray, answers: np.ndarray) -> dict[str, Estimate]:
         if manifest.task == "classification":
@@ -152,6 +151,20 @@ def _measure(config: EvaluateConfig, manifest: Manifest) -> Measure:
         if len(labels):
             found |= {name: of_function(function, labels, answers) for name, function in own.items()}
         return found
+
+    return measure
+
+
+def _own_metric(name: str, path: str) -> Callable[[np.ndarray, np.ndarray], float]:
+    setting = f"evaluate.own_metrics.{name}.function"
+    function = own_function(path, setting=setting)
+
+    def measure(labels: np.ndarray, answers: np.ndarray) -> float:
+        value = ask_own(function, labels, answers, setting=setting)
+        number = np.asarray(value)
+        if number.ndim or number.dtype.kind not in "biuf":
+            raise BadInput(f"{setting}: gave {reprlib.repr(value)}; must give one number")
+        return float(number)
 
     return measure
 
@@ -261,7 +274,9 @@ def _by_class(labels: np.ndarray, answers: np.ndarray, class_names: list[str], l
                 "f1": _number(counted.f1[index]),
                 "average_precision": average_precision(labels == index, ranks(answers[:, index])).value,
                 "support": int(support[index]),
-                "intervals": {rate: list(wilson(hits, count, level)) for rate, count in among.items() if count},
+                "intervals": {
+                    rate: list(clopper_pearson(hits, count, level)) for rate, count in among.items() if count
+                },
             }
         )
     return {"per_class": rows, "confusion_matrix": counted.confusion.tolist()}

@@ -20,7 +20,9 @@ from trainer.metric_names import pinball_name
 _TINY = float(np.finfo(np.float32).tiny)  # a probability of 0 for what happened costs 87, not infinity
 CALIBRATION_BINS = 10
 _JACKKNIFE_GROUPS = 100
-_EXAMPLES_PER_CLASS = 5  # of three a class, macro F1's interval holds the truth in 87 % of cases instead of 95
+_EXAMPLES_PER_CLASS = 5
+"""With fewer of 100 classes, intervals of macro F1 and weighted precision, whose bias is known to the second order only, hold
+the truth in 91 and 85 % of cases (three a class), then 76 and 74 (two)."""
 
 
 class Estimate(NamedTuple):
@@ -38,6 +40,8 @@ class Estimate(NamedTuple):
     """For the calibration error: examples and right answers of each bin."""
     ratio: tuple[np.ndarray, np.ndarray] | None = None
     """For R²: labels and errors [n] float64 each."""
+    bias: float = 0.0
+    """What the value is off by on average, for having been found in so few examples."""
     needed: int = 2
     """Examples without which no interval is given."""
 
@@ -180,10 +184,27 @@ def _averages(labels: np.ndarray, predicted: np.ndarray, counted: Classes) -> di
             denominators = in_label if in_guess is None else in_guess if in_label is None else in_label / 2
             with np.errstate(divide="ignore", invalid="ignore"):
                 spread = np.where(weights > 0, weights**2 / (denominators * num_examples), 0.0).sum()
-            needed = _EXAMPLES_PER_CLASS * int(defined.sum()) if (kind, name) == ("macro", "f1") else 2
             influence -= influence.mean()
-            found[f"{kind}_{name}"] = Estimate(value, influence, effective=float(1 / spread), needed=needed)
+            found[f"{kind}_{name}"] = Estimate(value, influence, effective=float(1 / spread))
+    needed = _EXAMPLES_PER_CLASS * int((~np.isnan(counted.f1)).sum())
+    for name, bias in _biases(counted).items():
+        found[name] = found[name]._replace(bias=bias, needed=2 if name == "weighted_f1" else needed)
     return found
+
+
+def _biases(counted: Classes) -> dict[str, float]:
+    """What the averages are off by to the second order, for each rate is a ratio of two sums that vary, and its weight varies
+    with them. Each is small; of a hundred classes together they are as large as the noise of the average."""
+    num_examples = counted.confusion.sum()
+    support, guesses = counted.confusion.sum(axis=1), counted.confusion.sum(axis=0)
+    there = support + guesses > 0
+    f1, both, beyond = counted.f1[there], (support + guesses)[there], (guesses - support)[there]
+    precision = counted.precision[guesses > 0]
+    return {
+        "macro_f1": -float((f1 * (1 - f1) / both).mean()),
+        "weighted_f1": float((f1 * (1 - f1 / 2) * beyond / both).sum() / num_examples),
+        "weighted_precision": float((precision * (1 - precision)).sum() / num_examples),
+    }
 
 
 def _parts(
@@ -211,7 +232,7 @@ class _Mean:
     """The mean of estimates, of which there may be too many to hold."""
 
     def __init__(self, num_examples: int) -> None:
-        self._count, self._value, self._spread = 0, 0.0, 0.0
+        self._count, self._value, self._spread, self._bias = 0, 0.0, 0.0, 0.0
         self._influence = np.zeros(num_examples)
 
     def add(self, found: Estimate) -> None:
@@ -219,12 +240,18 @@ class _Mean:
         self._value += found.value
         self._influence += found.influence
         self._spread += 1 / found.effective
+        self._bias += found.bias
 
     def result(self) -> Estimate:
         if not self._count:
             return UNDEFINED
         effective = self._count**2 / self._spread
-        return Estimate(self._value / self._count, self._influence / self._count, effective=effective)
+        return Estimate(
+            self._value / self._count,
+            self._influence / self._count,
+            effective=effective,
+            bias=self._bias / self._count,
+        )
 
 
 def ranks(scores: np.ndarray) -> np.ndarray:
@@ -278,7 +305,9 @@ def average_precision(positive: np.ndarray, place: np.ndarray) -> Estimate:
     for_negative = np.cumsum((per_score * precision)[::-1])[::-1]
     share = num_positive / len(positive)
     influence = np.where(positive, (precision[place] - value) / share + for_positive[place], -for_negative[place])
-    return Estimate(value, influence, effective=float(num_positive))
+    # Each positive example counts itself in the precision at its own score.
+    bias = float(positives @ ((1 - precision) / np.maximum(reached - 1, 1)) / num_positive)
+    return Estimate(value, influence, effective=float(num_positive), bias=bias)
 
 
 def calibration_bins(confidence: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

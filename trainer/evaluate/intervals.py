@@ -3,15 +3,16 @@
     interval(name, estimate, 0.95)                 # (low, high), or None where nothing can be said
     change(name, one, other, 0.95, lower_is_better=True)      # the gain, its interval, the p-value of no difference
 
-Proportions: Wilson's score interval. Other fractions: Wilson's for the number of examples that would give a plain
-proportion the same variance, which keeps its shape near 0 and 1, where percentile and normal intervals fail. Means and what
-is made of them: resampling by counts, studentised, because losses are skewed; from 1,000 examples on the t distribution,
-from which resampling then no longer differs. Where too few examples leave an interval that holds the truth less often than
-in nine of ten cases, none is given.
+Proportions: the exact interval of Clopper and Pearson. Other fractions: the same for the number of examples that would
+give a plain proportion the same variance, which keeps its shape near 0 and 1, where percentile and normal intervals fail.
+Means and what is made of them: resampling by counts, studentised, because losses are skewed; from 1,000 examples on the t
+distribution, from which resampling then no longer differs. Where too few examples leave an interval that holds the truth less
+often than in nine of ten cases, none is given.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -49,13 +50,11 @@ def interval(name: str, found: Estimate, level: float) -> tuple[float, float] | 
     if found.value is None:
         return None
     if found.hits is not None:
-        return wilson(int(found.hits.sum()), len(found.hits), level)
+        return clopper_pearson(int(found.hits.sum()), len(found.hits), level)
     if found.influence is None or len(found.influence) < found.needed:
         return None
-    if found.bins is not None:
-        return _around_calibration(found, level)
     if is_fraction(name):
-        return _fraction(found, level)
+        return _limits(found)(level)
     value, moved = found.value, found.influence
     if name == "root_mean_squared_error":
         return _root_of_mean(value**2 + 2 * value * moved, level)
@@ -64,19 +63,24 @@ def interval(name: str, found: Estimate, level: float) -> tuple[float, float] | 
     return _resampled(value, moved, level)
 
 
-def wilson(hits: float, count: float, level: float) -> tuple[float, float]:
-    """Wilson's score interval of a proportion (Probable Inference, 1927).
+def clopper_pearson(hits: float, count: float, level: float) -> tuple[float, float]:
+    """The exact interval of a proportion (Clopper and Pearson, The Use of Confidence or Fiducial Limits, 1934).
+
+    For whole numbers it holds every true value at least as often as it says. Numbers that are not whole are those of Korn and
+    Graubard (Confidence Intervals for Proportions with Small Expected Number of Positive Counts, 1998): what a sample is worth.
 
     Args:
         hits: Examples that count; need not be whole.
-        count: Examples, at least 1; need not be whole.
+        count: Examples, above 0; need not be whole.
         level: Above 0 and below 1.
     """
-    z = _normal_quantile(level)
-    rate = hits / count
-    middle = (rate + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
-    return max(0.0, min(rate, middle - half)), min(1.0, max(rate, middle + half))
+    from scipy.special import betaincinv
+
+    tail, misses = 0.5 - level / 2, max(0.0, count - hits)
+    low = float(betaincinv(hits, misses + 1, tail)) if hits > 0 else 0.0
+    high = float(betaincinv(hits + 1, misses, 1 - tail)) if misses > 0 else 1.0
+    rate = min(1.0, hits / count)
+    return min(rate, low), max(rate, high)
 
 
 def change(name: str, candidate: Estimate, baseline: Estimate, level: float, *, lower_is_better: bool) -> Change | None:
@@ -96,50 +100,50 @@ def change(name: str, candidate: Estimate, baseline: Estimate, level: float, *, 
         return found
     if len(candidate.influence) < max(candidate.needed, baseline.needed):
         return Change(gain, None, None, None)
-    low, high = _paired_fractions(name, candidate, baseline, level)
-    ends = {"low": low, "high": high} if sign > 0 else {"low": -high, "high": -low}
-    return found._replace(**ends, p_value=_level_that_reaches_zero(name, candidate, baseline))
+    low, high, p_value = _paired_fractions(candidate, baseline, level)
+    low, high = (low, high) if sign > 0 else (-high, -low)
+    return Change(gain, low, high, p_value)
 
 
 def _paired_proportions(gain: float, candidate: np.ndarray, baseline: np.ndarray, level: float) -> Change:
     """Bonett and Price, Adjusted Wald Confidence Interval for a Difference of Binomial Proportions Based on Paired Data,
-    2012; McNemar's test in its exact form."""
-    from scipy.stats import binomtest
+    2012, wider by one example's share because counts are whole; McNemar's test in its exact form."""
+    from scipy.special import bdtr
 
     gained, lost, count = int((candidate & ~baseline).sum()), int((baseline & ~candidate).sum()), len(candidate)
     up, down = (gained + 1) / (count + 2), (lost + 1) / (count + 2)
-    half = _normal_quantile(level) * math.sqrt((up + down - (up - down) ** 2) / (count + 2))
-    p_value = float(binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
+    half = _normal_quantile(level) * math.sqrt((up + down - (up - down) ** 2) / (count + 2)) + 1 / (count + 2)
+    p_value = min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
     return Change(gain, max(-1.0, up - down - half), min(1.0, up - down + half), p_value)
 
 
-def _paired_fractions(name: str, one: Estimate, other: Estimate, level: float) -> tuple[float, float]:
-    """The interval of a difference from the two intervals and the correlation of their errors (Zou and Donner,
-    Construction of Confidence Limits about Effect Measures, 2008), which keeps what Wilson's intervals know of 0 and 1."""
-    (low, high), (other_low, other_high) = interval(name, one, level), interval(name, other, level)
+def _paired_fractions(one: Estimate, other: Estimate, level: float) -> tuple[float, float, float]:
+    """The ends and the p-value of a difference, from the two intervals and the correlation of their errors (Zou and Donner,
+    Construction of Confidence Limits about Effect Measures, 2008), which keeps what exact intervals know of 0 and 1."""
     spread = float(one.influence.std() * other.influence.std())
     tied = float(np.mean(one.influence * other.influence)) / spread if spread > 0 else 0.0
+    limits, other_limits = _limits(one), _limits(other)
+    difference = one.value - other.value
 
     def distance(a: float, b: float) -> float:
         return math.sqrt(max(0.0, a * a + b * b - 2 * tied * a * b))
 
-    difference = one.value - other.value
-    down = distance(one.value - low, other_high - other.value)
-    up = distance(high - one.value, other.value - other_low)
-    return max(-1.0, difference - down), min(1.0, difference + up)
+    def ends(level: float) -> tuple[float, float]:
+        (low, high), (other_low, other_high) = limits(level), other_limits(level)
+        down = distance(one.value - low, other_high - other.value)
+        up = distance(high - one.value, other.value - other_low)
+        return max(-1.0, difference - down), min(1.0, difference + up)
 
-
-def _level_that_reaches_zero(name: str, one: Estimate, other: Estimate) -> float:
-    """The p-value that belongs to the interval: how far its level must rise until a difference of 0 is inside."""
+    # The p-value that belongs to the interval: how far its level must rise until a difference of 0 is inside.
     certain, chance = 0.0, 1.0
     for _ in range(20):
-        level = (certain + chance) / 2
-        low, high = _paired_fractions(name, one, other, level)
+        middle = (certain + chance) / 2
+        low, high = ends(middle)
         if low <= 0 <= high:
-            chance = level
+            chance = middle
         else:
-            certain = level
-    return 1 - certain
+            certain = middle
+    return *ends(level), 1 - certain
 
 
 def _paired_numbers(gain: float, moved: np.ndarray, level: float) -> Change:
@@ -153,13 +157,24 @@ def _paired_numbers(gain: float, moved: np.ndarray, level: float) -> Change:
     return Change(gain, gain - half, gain + half, float(2 * stdtr(count - 1, -abs(gain) / error)))
 
 
-def _fraction(found: Estimate, level: float) -> tuple[float, float]:
-    """Wilson's interval for the number of examples of which a plain proportion would vary as much."""
+def _limits(found: Estimate) -> Callable[[float], tuple[float, float]]:
+    """The interval of a fraction for any level; what does not depend on the level is found once."""
+    if found.bins is not None:
+        return _limits_of_calibration(found.value, *found.bins)
     count = len(found.influence)
     variance = float(np.square(found.influence).sum()) / (count * (count - 1))
-    worst = found.value * (1 - found.value)
-    number = worst / variance if variance > 0 else math.inf
-    return wilson(found.value * min(number, found.effective), min(number, found.effective), level)
+    # The bias is known to the second order only, so both ends are the farther one of with it and without it.
+    rates = {found.value, min(1.0, max(0.0, found.value - found.bias))}
+    # Of as many examples a plain proportion would vary as much.
+    worths = [
+        (rate, min(rate * (1 - rate) / variance if variance > 0 else math.inf, found.effective)) for rate in rates
+    ]
+
+    def limits(level: float) -> tuple[float, float]:
+        ends = [clopper_pearson(rate * number, number, level) for rate, number in worths]
+        return min(found.value, *(low for low, _ in ends)), max(found.value, *(high for _, high in ends))
+
+    return limits
 
 
 def _resampled(value: float, moved: np.ndarray, level: float) -> tuple[float, float] | None:
@@ -246,17 +261,23 @@ def _draws(count: int) -> np.ndarray:
     return np.bincount(places.ravel(), minlength=_NUM_DRAWS * count).reshape(_NUM_DRAWS, count) / count
 
 
-def _around_calibration(found: Estimate, level: float) -> tuple[float, float]:
+def _limits_of_calibration(
+    value: float, counts: np.ndarray, hits: np.ndarray
+) -> Callable[[float], tuple[float, float]]:
     """The error of each bin is off by at most the noise of its right answers; the noise is drawn by counts.
 
     Since |‖a‖ − ‖b‖| ≤ ‖a − b‖, this holds at least as often as it says. Bins are taken to be as wide as they are.
     """
-    counts, hits = (values[found.bins[0] > 0] for values in found.bins)
+    counts, hits = counts[counts > 0], hits[counts > 0]
     rates = (hits + 1) / (counts + 2)  # a bin without a mistake has one in truth
     drawn = np.random.default_rng(_SEED).binomial(counts.astype(np.int64), rates, (_NUM_DRAWS, len(counts)))
     noise = np.abs(drawn - counts * rates).sum(axis=1) / counts.sum()
-    half = float(np.quantile(noise, level))
-    return max(0.0, found.value - half), min(1.0, found.value + half)
+
+    def limits(level: float) -> tuple[float, float]:
+        half = float(np.quantile(noise, level))
+        return max(0.0, value - half), min(1.0, value + half)
+
+    return limits
 
 
 def _normal_quantile(level: float) -> float:

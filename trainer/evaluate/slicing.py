@@ -4,7 +4,7 @@ slicers = [Slicer(slicing, index, manifest) for index, slicing in enumerate(conf
 slicers[0](features, labels)            # for each example of a batch the name of its slice, or None
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from trainer.config import Slicing
 from trainer.data.manifest import Manifest
 from trainer.errors import BadInput
-from trainer.own_code import own_function
+from trainer.own_code import ask_own, own_function
 
 MOST_SLICES = 200
 """Of one slicing: the largest ones are measured."""
@@ -66,10 +66,13 @@ class Slicer:
             labels: [n].
 
         Raises:
-            BadInput: One's own function does not give a name, or None, for each example.
+            BadInput: One's own function raises, or does not give a name, or None, for each example.
         """
         if self._function is not None:
-            names: list[Any] = list(self._function(features, labels))
+            answered = ask_own(self._function, features, labels, setting=f"{self._setting}.function")
+            if isinstance(answered, str) or not isinstance(answered, Iterable):
+                raise BadInput(f"{self._setting}.function: gave {answered!r}; must give a name for each example")
+            names: list[Any] = list(answered)
             if len(names) != len(labels):
                 raise BadInput(f"{self._setting}.function: gave {len(names)} names for {len(labels)} examples")
             return [None if name is None else str(name) for name in names]

@@ -6,7 +6,7 @@ import re
 
 from trainer.report.judgement import directions
 from trainer.report.markup import printable
-from trainer.report.numerals import decimal, finite, lower_is_better, metric_name, plural, signed
+from trainer.report.numerals import confidence, decimal, finite, lower_is_better, metric_name, plural, signed
 
 WEAKEST = 3
 
@@ -57,11 +57,12 @@ def _metrics_table(metrics: dict, evaluation: dict) -> str:
     lower = directions(evaluation)
     before = (baseline or {}).get("metrics") or {}
     head = ["Metric", "This model"]
-    head += ["Interval"] if intervals else []
+    level = finite(evaluation.get("confidence_level"))
+    head += [f"{confidence(level)} interval" if level else "Interval"] if intervals else []
     head += [f"Version {_plain((baseline or {}).get('version'))}", "Change"] if baseline else []
     rows = []
     for name, value in metrics.items():
-        row = [_plain(metric_name(name)), decimal(value)]
+        row = [_plain(metric_name(name, evaluation.get("top_k"))), decimal(value)]
         if intervals:
             between = intervals.get(name)
             row.append(f"{decimal(between[0])} to {decimal(between[1])}" if between else decimal(None))

@@ -8,13 +8,13 @@ from trainer.report.charts import Scale, bar
 from trainer.report.judgement import change, directions
 from trainer.report.markup import Markup, element, join, printable
 from trainer.report.numerals import (
+    confidence,
     count,
     decimal,
     finite,
     leading_metric,
     lower_is_better,
     metric_name,
-    percent,
     plural,
     signed,
 )
@@ -43,7 +43,10 @@ def metrics(evaluation: dict) -> Section | None:
         columns.append(Column(ends, "wide strip", "Drawn to scale"))
     rows = []
     for name, value in measured.items():
-        row: list[object] = [metric_name(printable(name, 80)), valued(value, intervals.get(name))]
+        row: list[object] = [
+            metric_name(printable(name, 80), evaluation.get("top_k")),
+            valued(value, intervals.get(name)),
+        ]
         if baseline:
             difference = change(name, value, before.get(name), lower.get(name))
             row += [decimal(before.get(name)), join([difference, _between(changes.get(name), lower.get(name))])]
@@ -54,10 +57,18 @@ def metrics(evaluation: dict) -> Section | None:
     notes: list[object] = []
     if intervals:
         level = finite(evaluation.get("confidence_level"))
-        holds = f", which holds the true value in {percent(level)} of cases" if level else ""
+        holds = f", which holds the true value in {confidence(level)} of cases" if level else ""
         notes.append(f"Under a value: its interval{holds}. ")
     for name, needed in (evaluation.get("needed") or {}).items():
-        notes.append(join(["No interval of ", metric_name(printable(name, 80)), f" below {needed} examples. "]))
+        notes.append(
+            join(
+                [
+                    "No interval of ",
+                    metric_name(printable(name, 80), evaluation.get("top_k")),
+                    f" below {needed} examples. ",
+                ]
+            )
+        )
     if changes:
         notes.append("Under a change: its interval and, where it is chance alone, how often one as large is met (p). ")
     if axis:
@@ -124,7 +135,7 @@ def slices(evaluation: dict, verdict: dict) -> Section | None:
         Column(metric_name(first), "n"),
         Column("Gap", "n gap"),
     ]
-    columns += [Column(metric_name(name), "n wide") for name in others]
+    columns += [Column(metric_name(name, evaluation.get("top_k")), "n wide") for name in others]
     widest = max((abs(behind) for row in ordered if (behind := gap(row)) is not None), default=0)
 
     def cells(row: dict) -> list[object]:
@@ -141,7 +152,12 @@ def slices(evaluation: dict, verdict: dict) -> Section | None:
         "The gap is to the whole split. Harm is the gap times the examples, so that a small gap in a large slice "
         "counts as much as a large gap in a small one."
     )
-    parts = [paragraphs(text), table(f"{metric_name(first)} by slice, most harmful first", columns, map(cells, shown))]
+    parts = [
+        paragraphs(text),
+        table(
+            f"{metric_name(first, evaluation.get('top_k'))} by slice, most harmful first", columns, map(cells, shown)
+        ),
+    ]
     rest = ordered[MOST_SLICES : MOST_SLICES + MOST_FOLDED_SLICES]
     if rest:
         title = f"{plural(len(rest), 'less harmful slice')}"

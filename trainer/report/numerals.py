@@ -70,13 +70,20 @@ def percent(value: object) -> str:
     return f"{100 * number:.1f}{_THIN}%"
 
 
+def confidence(level: float) -> str:
+    """Returns how often an interval holds the true value: `95 %`."""
+    return f"{round(100 * level, 6):g}{_THIN}%"
+
+
 def plural(number: object, one: str, many: str | None = None) -> str:
     """Returns `1 example` or `3 examples`."""
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
-def metric_name(metric: str) -> str:
-    """Returns a metric's name for people: `macro_f1` is `Macro F1`."""
+def metric_name(metric: str, top_k: object = None) -> str:
+    """Returns a metric's name for people: `macro_f1` is `Macro F1`, and `top_k_accuracy` of 5 `Top 5 accuracy`."""
+    if metric == "top_k_accuracy" and isinstance(top_k, int):
+        return f"Top {top_k} accuracy"
     words = [_SPELLED.get(word, word) for word in str(metric).replace("_", " ").split()]
     text = " ".join(words)
     return text[:1].upper() + text[1:]
