@@ -378,8 +378,35 @@ def load_config(file: Path, overrides: Sequence[str] = ()) -> Config:
         BadInput: Everything that is wrong, one line each.
     """
     data, lines = read_config_file(file)
-    data = override(data, overrides, lines)
+    data = _strategy_of_several(override(data, overrides, lines))
     return parse(Config, data, lines=lines, source=str(file))
+
+
+def _strategy_of_several(data: Any) -> Any:
+    """`train.strategy: auto` where several processes or accelerators are asked for and no strategy is given.
+
+    The default is for one device; who asks for two has said enough.
+    """
+    if not isinstance(data, dict):
+        return data
+    cluster, train = data.get("cluster"), data.get("train", {})
+    if not isinstance(cluster, dict) or not isinstance(train, dict) or "strategy" in train:
+        return data
+    if not any(
+        isinstance(number, int) and number > least
+        for number, least in (
+            (cluster.get("num_workers"), 1),
+            (cluster.get("num_parameter_servers"), 0),
+            (_count_of(cluster.get("gpu")), 1),
+            (_count_of(cluster.get("accelerator")), 1),
+        )
+    ):
+        return data
+    return {**data, "train": {**train, "strategy": "auto"}}
+
+
+def _count_of(accelerators: Any) -> Any:
+    return accelerators.get("count") if isinstance(accelerators, dict) else None
 
 
 def load_config_as_of(file: Path, overrides: Sequence[str], as_of: str | None) -> Config:

@@ -29,6 +29,24 @@ def test_every_configuration_that_is_shipped_is_valid_and_points_editors_at_the_
     assert file.read_text().startswith("# yaml-language-server: $schema=schema.json\n")
 
 
+@pytest.mark.parametrize(
+    ("cluster", "strategy"),
+    [
+        ({"num_workers": 2}, "auto"),
+        ({"num_workers": 2, "num_parameter_servers": 1}, "auto"),
+        ({"gpu": {"type": "nvidia-l4", "count": 2}}, "auto"),
+        ({"accelerator": {"count": 4}}, "auto"),
+        ({"accelerator": {"count": 1}}, "default"),
+        ({"num_workers": 1}, "default"),
+    ],
+)
+def test_several_processes_need_no_word_about_the_strategy(tmp_path, cluster, strategy):
+    file = tmp_path / "c.yaml"
+    file.write_text(yaml.safe_dump({"name": "digits", "cluster": cluster}))
+    assert load_config(file).train.strategy == strategy
+    assert load_config(file, ["train.epochs=3"]).train.strategy == strategy
+
+
 def test_the_schema_that_editors_read_is_the_one_of_this_code():
     assert (REPOSITORY / "configs" / "schema.json").read_text() == json_schema()
 
@@ -152,7 +170,10 @@ def test_a_wrong_setting_is_refused_with_its_path_value_and_rule(configuration, 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["cluster.accelerator={count: 4}"], "would leave 3 of 4 accelerators idle; use mirrored"),
+        (
+            ["cluster.accelerator={count: 4}", "train.strategy=default"],
+            "would leave 3 of 4 accelerators idle; use mirrored",
+        ),
         (
             ["train.strategy=mirrored", "train.num_virtual_devices=2", "cluster.accelerator={}"],
             "is for rehearsing without accelerators",

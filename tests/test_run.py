@@ -163,8 +163,26 @@ def test_bad_input_that_only_a_task_can_find_ends_with_one_message_and_exit_code
     assert "Traceback" in Path(log.split("log: ")[1]).read_text()
 
 
+CRASHING = """
+import keras
+import trainer.models.cnn as ours
+
+
+class Reef(keras.layers.Layer):
+    def call(self, x, training=False):
+        if training:
+            raise RuntimeError("a wave")
+        return x
+
+
+def build(spec):
+    model = ours.build(spec)
+    return keras.Model(model.inputs, Reef()(model.outputs[0]))
+"""
+
+
 def test_a_task_that_crashes_is_named_with_its_cause_and_its_log(blessed, file, tmp_path, monkeypatch):
-    (tmp_path / "crashing_model.py").write_text("def build(spec):\n    raise RuntimeError('a wave')\n")
+    (tmp_path / "crashing_model.py").write_text(CRASHING)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{REPOSITORY}")
     done = trireme("run", file, "--root", blessed[2], "--json", "--set", "train.model=crashing_model:build")
     document = json.loads(done.stdout.splitlines()[-1])

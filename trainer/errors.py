@@ -12,21 +12,30 @@ EXIT_NOT_BLESSED = 3
 EXIT_NO_RESTART_LEFT = 4
 EXIT_INTERRUPTED = 130  # 128 + SIGINT
 EXIT_PREEMPTED = 143  # 128 + SIGTERM: what a shell reports for a process that SIGTERM ended
+_HEADLINES = (
+    "Exception encountered when calling",
+    "Graph execution error",
+    "Detected at node",
+    "<stack traces unavailable>",
+)
 
 
 def reason_of(error: BaseException) -> str:
     """What an exception of a library says, as one line.
 
-    Keras puts its reason under a headline, in bold; TensorFlow puts the operation's name around it.
+    Keras puts its reason under a headline, in bold; TensorFlow puts the operation's name around it, and what fails while a
+    function is traced under the lines of code that led to it.
     """
+    text = str(error)
+    if text.startswith("in user code:"):
+        text = re.sub(r"(?s).*\n +File \"[^\n]*(\n[^\n]+)?", "", text)
+        text = re.sub(rf"(?m)^\s*{type(error).__name__}: ", "", text)
     lines = [
         re.sub(r"\x1b\[\d+m|\{\{function_node .*?\}\} ?| ?\[Op:\w+\]( name: ?)?", "", line).strip()
-        for line in str(error).splitlines()
+        for line in text.splitlines()
     ]
-    lines = [
-        line for line in lines if line and not line.startswith(("Exception encountered when calling", "in user code"))
-    ]
-    return lines[0] if lines else type(error).__name__
+    reason = next((line for line in lines if line and not line.startswith(_HEADLINES)), "")
+    return type(error).__name__ if not reason or reason.startswith("Arguments received by") else reason
 
 
 class TriremeError(Exception):

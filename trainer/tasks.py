@@ -32,7 +32,7 @@ from trainer.config import (
     ValidateConfig,
     parse_json,
 )
-from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError, WorldFailure
+from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError, WorldFailure, reason_of
 from trainer.outcome import note, read, withdraw_failure
 from trainer.progress import say
 from trainer.provenance import provenance
@@ -591,8 +591,8 @@ def _explained(error: BaseException) -> tuple[int, str]:
         return EXIT_FAILED, f"{error.strerror}" + (f": {error.filename}" if error.filename else "")
     if isinstance(error, MemoryError):
         return EXIT_FAILED, "out of memory; lower the batch size or train.cache_bytes, or ask for more (cluster.memory)"
-    lines = str(error).strip().splitlines()
-    return EXIT_FAILED, f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    kind, reason = type(error).__name__, reason_of(error)
+    return EXIT_FAILED, kind if reason == kind else f"{kind}: {reason}"
 
 
 def _record(name: str, fields: dict[str, Any], started: float) -> None:

@@ -42,7 +42,6 @@ class Splits(Section):
 
 
 _SHARE = re.compile(r"(\d{1,3})%")
-_PLACE = re.compile(r"(?!\w[\w+.-]*:/).+|gs://[^/].*", re.DOTALL)
 SourceName = Literal["tfds", "image_folder", "csv", "tsv", "jsonl", "parquet", "tfrecord"]
 KindName = Literal["image", "number", "category", "text"]
 
@@ -155,8 +154,6 @@ class DataConfig(Section):
             yield Problem("record_features", sorted(self.record_features), "belongs to source tfrecord")
         if self.image_channels is not None and self.source == "tfds":
             yield Problem("image_channels", self.image_channels, "a builder's images keep their own channels")
-        if self.path is not None and not _PLACE.fullmatch(self.path):
-            yield Problem("path", self.path, "must be a path here or gs://BUCKET/…")
         if self.source != "tfds":
             for key, unset in (("name", "digits"), ("data_dir", None)):
                 if getattr(self, key) != unset:

@@ -158,7 +158,7 @@ class TrainConfig(Section):
         "tpu",
     ] = "default"
     """The `tf.distribute` strategy. `auto`: several workers → multi_worker_mirrored, several accelerators → mirrored, else
-    one_device."""
+    one_device. Not given: `default`, and `auto` where the cluster section asks for several of them."""
     num_virtual_devices: Annotated[int, Field(ge=1, le=16)] | None = None
     """Split the CPU into this many logical devices, to rehearse a strategy on a machine without accelerators."""
     cross_device: Literal["auto", "one_device", "hierarchical_copy", "nccl"] = "auto"
