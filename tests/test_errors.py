@@ -39,7 +39,7 @@ class Reef(keras.layers.Layer):
 def test_the_reason_is_found_under_whatever_the_libraries_put_around_it(name, reason, traced):
     layer = Reef(name=name)
     function = tf.function(lambda x: layer(x)) if traced else layer
-    with pytest.raises(Exception) as caught:  # each case has a type of its own
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - each case has a type of its own
         function(tf.ones((2, 4)))
     said = reason_of(caught.value)
     assert reason in said
