@@ -187,7 +187,6 @@ def test_with_every_setting_the_bytes_are_the_same_in_every_process(tmp_path):
         ("runtime_class: gvisor", "cannot be said in a compiled pipeline"),
         ("resources: {gpu: {type: l4}}", "give cluster.cpu, cluster.memory and cluster.gpu"),
         ("gpu: {type: l4}\n  accelerator: {count: 1}", "stands beside cluster.gpu; give one of them"),
-        ("gpu: {type: l4, count: 2}", "would leave 1 of 2 accelerators idle; use mirrored"),
         ("gpu: {type: l4}\n  node_selector: {cloud.google.com/gke-accelerator: t4}", "cluster.gpu.type is l4"),
         ("shared_memory: 1Gi", "counts as memory, and cluster.memory is null"),
         ("tolerations: [{effect: NoSchedule}]", "cluster.tolerations.0.key = null: can be left out with operator Exists only"),
