@@ -11,7 +11,8 @@ from pipelines import commands_check, commands_kubeflow, commands_schedule
 from pipelines.commands_models import add_models_command
 from pipelines.commands_predict import add_predict_command
 from pipelines.flags import EXIT_CODES
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, BadInput, TriremeError
+from pipelines.stopping import ended_by, sigterm_raises
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_BLESSED, BadInput, TriremeError
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -25,22 +26,26 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(words)
     try:
-        for name, value in vars(arguments).items():
-            empty = not value.strip() if isinstance(value, str) else value == []
-            if empty and name != "overrides":  # a variable of a script that is not set
-                raise BadInput(
-                    f"--{name.replace('_', '-')}: is empty; give it a value, or leave it out if it is optional"
-                )
-        return arguments.command(arguments)
+        with sigterm_raises():
+            return _call(arguments)
     except TriremeError as error:
         print("\n".join(f"trireme: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("trireme: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        said, code = ended_by(interrupt)
+        print(f"trireme: {said}", file=sys.stderr)
+        return code
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+
+
+def _call(arguments: argparse.Namespace) -> int:
+    for name, value in vars(arguments).items():
+        empty = not value.strip() if isinstance(value, str) else value == []
+        if empty and name != "overrides":  # a variable of a script that is not set
+            raise BadInput(f"--{name.replace('_', '-')}: is empty; give it a value, or leave it out if it is optional")
+    return arguments.command(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:

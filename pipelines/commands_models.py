@@ -2,11 +2,12 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 from pipelines.flags import EXIT_CODES, count
-from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
+from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput, TriremeError
 
 _SHOWN_METRICS = 3
 
@@ -75,43 +76,65 @@ def _check_place(registry: str) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
+    if arguments.name is None:
+        return _list_models(arguments)
+    from trainer.registry import Broken
+
+    models = _registry(arguments)
+    champion = models.champion_number()
+    rows = []
+    for found in models.survey():
+        record = {} if isinstance(found, Broken) else found.record
+        rows.append(
+            {
+                "version": found.number,
+                "champion": found.number == champion,
+                "verdict": (record.get("verdict") or {}).get("verdict"),
+                "metrics": record.get("metrics") or {},
+                "digest": record.get("digest"),
+                "uri": found.uri,
+                "broken": found.reason if isinstance(found, Broken) else None,
+            }
+        )
+    lost = champion is not None and not any(row["champion"] for row in rows)
+    code = EXIT_FAILED if lost or any(row["broken"] for row in rows) else EXIT_DONE
+    if lost:
+        print(f"trireme: the champion, version {champion}, is not there", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(rows, ensure_ascii=False))
+        return code
+    for row in rows:
+        metrics = [(name, value) for name, value in row["metrics"].items() if value is not None][:_SHOWN_METRICS]
+        told = row["broken"] or ", ".join(f"{name} {value:.4f}" for name, value in metrics)
+        verdict = "BROKEN" if row["broken"] else row["verdict"] or "–"
+        print(f"{'*' if row['champion'] else ' '} {row['version']:>4}  {verdict:<14}{told}")
+    return code
+
+
+def _list_models(arguments: argparse.Namespace) -> int:
+    """One line a model; what is wrong with one hides no other."""
     from trainer import storage
     from trainer.registry import Registry
 
-    if arguments.name is None:
-        _check_place(arguments.registry)
-        rows = []
-        for name in sorted(storage.list_folders(arguments.registry)):
-            champion = Registry(arguments.registry, name).champion()
-            rows.append({"name": name, "champion": champion.number if champion else None})
-        if arguments.json:
-            print(json.dumps(rows, ensure_ascii=False))
-        for row in () if arguments.json else rows:
-            print(f"{row['name']:<24}champion {row['champion'] or '–'}")
-        if not rows and not arguments.json:
-            print(f"{arguments.registry} holds no models")
-        return EXIT_DONE
-    models = _registry(arguments)
-    champion = models.champion()
-    rows = [
-        {
-            "version": version.number,
-            "champion": champion is not None and version.number == champion.number,
-            "verdict": (version.record.get("verdict") or {}).get("verdict"),
-            "metrics": version.record.get("metrics", {}),
-            "digest": version.record["digest"],
-            "uri": version.uri,
-        }
-        for version in models.versions()
-    ]
+    _check_place(arguments.registry)
+    rows: list[dict[str, Any]] = []
+    for name in sorted(storage.list_folders(arguments.registry)):
+        row = {"name": name, "champion": None, "broken": None}
+        try:
+            models = Registry(arguments.registry, name)
+            row["champion"] = models.champion_number()
+            models.champion()
+        except TriremeError as error:
+            row["broken"] = str(error)
+        rows.append(row)
     if arguments.json:
         print(json.dumps(rows, ensure_ascii=False))
-        return EXIT_DONE
-    for row in rows:
-        metrics = [(name, value) for name, value in row["metrics"].items() if value is not None][:_SHOWN_METRICS]
-        told = ", ".join(f"{name} {value:.4f}" for name, value in metrics)
-        print(f"{'*' if row['champion'] else ' '} {row['version']:>4}  {row['verdict'] or '–':<14}{told}")
-    return EXIT_DONE
+    for row in () if arguments.json else rows:
+        told = f"  BROKEN: {row['broken']}" if row["broken"] else ""
+        print(f"{row['name']:<24}champion {row['champion'] or '–'}{told}")
+    if not rows and not arguments.json:
+        print(f"{arguments.registry} holds no models")
+    return EXIT_FAILED if any(row["broken"] for row in rows) else EXIT_DONE
 
 
 def _show(arguments: argparse.Namespace) -> int:

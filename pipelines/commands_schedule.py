@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -66,10 +67,14 @@ def _apply(arguments: argparse.Namespace) -> int:
     wanted = schedules.wanted_schedules(config, server.clock.now())
     steps = schedules.plan(wanted, schedules.recurring_runs(server, config), config.kubeflow.owner)
     done = []
-    for one in schedules.apply(server, config, steps, arguments.prune):
-        done.append({"schedule": one.step.name, "step": one.step.kind, "text": one.text})
-        if not arguments.json:
-            print(f"{one.step.name:<16} {one.text}", flush=True)
+    try:
+        for one in schedules.apply(server, config, steps, arguments.prune):
+            done.append({"schedule": one.step.name, "step": one.step.kind, "text": one.text})
+            if not arguments.json:
+                print(f"{one.step.name:<16} {one.text}", flush=True)
+    except KeyboardInterrupt:
+        print("trireme: broken off before all was done; the same command goes on from here", file=sys.stderr)
+        raise
     if arguments.json:
         print(json.dumps(done, ensure_ascii=False))
     elif not done:
@@ -188,8 +193,12 @@ def _resume(arguments: argparse.Namespace) -> int:
     _ours(found, config, arguments.name)
     wanted = [one for one in schedules.wanted_schedules(config, server.clock.now()) if one.name == arguments.name]
     steps = [one for one in schedules.plan(wanted, found, config.kubeflow.owner) if one.name == arguments.name]
-    for _ in schedules.apply(server, config, [one for one in steps if one.kind not in ("extra", "foreign")]):
-        pass
+    try:
+        for _ in schedules.apply(server, config, [one for one in steps if one.kind not in ("extra", "foreign")]):
+            pass
+    except KeyboardInterrupt:
+        print("trireme: broken off before all was done; the same command goes on from here", file=sys.stderr)
+        raise
     return _said(arguments, "resumed", "runs again")
 
 
