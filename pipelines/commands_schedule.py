@@ -65,6 +65,7 @@ def _apply(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     server = connect(arguments, config)
     wanted = schedules.wanted_schedules(config, server.clock.now())
+    _warn(config, server.clock.now())
     steps = schedules.plan(wanted, schedules.recurring_runs(server, config), config.kubeflow.owner)
     done = []
     try:
@@ -135,6 +136,7 @@ def _preview(arguments: argparse.Namespace) -> int:
             cron = schedules.translated(name, schedule, now)
             shown[name] = {"cron": schedule.cron, "timezone": schedule.timezone, "server_cron": cron,
                            "moments": _moments(schedule, now, arguments.count)}  # fmt: skip
+    _warn(config, now)
     if arguments.json:
         print(json.dumps(shown, ensure_ascii=False))
         return EXIT_DONE
@@ -153,6 +155,13 @@ def _preview(arguments: argparse.Namespace) -> int:
     if not shown:
         print("the file has no schedules")
     return EXIT_DONE
+
+
+def _warn(config: "Config", now: datetime) -> None:
+    from pipelines.targets import schedules
+
+    for sentence in schedules.coincidences(config, now):
+        print(f"trireme: warning: schedules {sentence}", file=sys.stderr)
 
 
 def _moments(schedule: Any, now: datetime, count: int) -> list[dict[str, Any]]:
