@@ -404,7 +404,7 @@ def test_a_schedule_that_cannot_work_is_refused_before_anything_is_asked(
 
 @pytest.mark.parametrize("count", ["0", "-1", "x", "9" * 5000])
 def two(cron: str, more: str = "", zone: str = "UTC") -> str:
-    return f"{WEEKLY}  other:\n    cron: \"{cron}\"\n    timezone: {zone}\n{more}"
+    return f'{WEEKLY}  other:\n    cron: "{cron}"\n    timezone: {zone}\n{more}'
 
 
 @pytest.mark.parametrize(
