@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from pipelines.targets.schedules import Found
 
 
+_DIFFERENT = {
+    "missing": "is NOT on the server: schedule apply",
+    "paused": "was PAUSED on the server: schedule resume",
+    "changed": "the server's is not the file's: see schedule diff",
+}
 _NONE = "no schedules in the file and none on the server"
 
 
@@ -252,13 +257,15 @@ def _status(arguments: argparse.Namespace) -> int:
     for row in () if arguments.json else rows:
         last = f"{row.last.state.lower()} ({row.last.verdict or 'no verdict'})" if row.last else "has not run"
         following = f"next {row.next_at:%Y-%m-%d %H:%M} UTC" if row.next_at else "does not run"
-        notes = []
+        notes = [_DIFFERENT[row.state]] if row.state in _DIFFERENT else []
+        if row.state == "running" and not config.schedules[row.name].enabled:
+            notes.append("the file has it disabled: schedule apply")
         if row.late_since:
             notes.append(f"LATE: should have run at {row.late_since:%Y-%m-%d %H:%M} UTC")
-        if row.failures_in_a_row >= arguments.failures:
+        if row.failures_in_a_row >= arguments.failures and row.state != "disabled":
             notes.append(f"FAILED {row.failures_in_a_row} times in a row")
-        if row.state in ("missing", "changed") or (not row.ok and not notes):
-            notes.append("the server's is not the file's: see schedule diff")
+        if row.last and row.last.error:
+            notes.append(row.last.error)
         print(f"{row.name:<16} {row.state:<8} {last:<26} {following}" + "".join(f"; {note}" for note in notes))
     if not rows and not arguments.json:
         print("the file has no schedules")

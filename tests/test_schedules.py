@@ -369,6 +369,30 @@ def test_status_counts_failures_in_a_row(operator: Operator) -> None:
     assert json.loads(operator("schedule", "status", "@", "--json").out)[0]["failures_in_a_row"] == 2
 
 
+def test_status_says_what_is_wrong_and_what_mends_it(operator: Operator) -> None:
+    operator.write(HOURLY)
+    missing = operator("schedule", "status", "@")
+    assert (missing.code, "is NOT on the server: schedule apply" in missing.out) == (1, True)
+    operator("schedule", "apply", "@")
+    for _ in range(3):
+        operator.server.clock.advance(timedelta(hours=1))
+        finish_runs(operator, "FAILED")
+    newest = list(operator.server.runs.values())[-1]
+    newest["error"] = {"code": 2, "message": "out of memory"}
+    failing = operator("schedule", "status", "@")
+    assert (failing.code, "FAILED 3 times in a row; out of memory" in failing.out) == (1, True)
+    operator("schedule", "pause", "@", "hourly")
+    paused = operator("schedule", "status", "@", "--failures", "9")
+    assert (paused.code, "was PAUSED on the server: schedule resume" in paused.out) == (1, True)
+    operator.write(f"{HOURLY}    enabled: false\n")
+    still = operator("schedule", "status", "@")
+    assert (still.code, still.out.split()[1], "FAILED" in still.out) == (0, "disabled", False)
+    operator.write(HOURLY)
+    operator("schedule", "resume", "@", "hourly")
+    operator.write(f"{HOURLY}    enabled: false\n")
+    assert "the file has it disabled: schedule apply" in operator("schedule", "status", "@").out
+
+
 def test_list_shows_what_is_on_the_server_over_all_pages(operator: Operator) -> None:
     names = "".join(f"  s{index}:\n    cron: {index} 3 * * *\n" for index in range(5))
     operator.write("schedules:\n" + names)

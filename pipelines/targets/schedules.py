@@ -362,7 +362,7 @@ class Health:
 
     name: str
     state: str
-    """`running`, `paused`, `missing` or `changed` (the server's differs from the file)."""
+    """`running`, `paused`, `missing`, `disabled` (by the file) or `changed` (the server's differs from the file)."""
     next_at: datetime | None
     last: kubeflow.Ended | None
     late_since: datetime | None
@@ -378,18 +378,20 @@ def health(
     mine = [one for one in found if one.owner == config.kubeflow.owner and one.name == wanted.name]
     live = [one for one in mine if one.enabled]
     if not mine:
-        return Health(wanted.name, "missing", None, None, None, 0, not wanted.enabled)
+        state = "missing" if wanted.enabled else "disabled"
+        return Health(wanted.name, state, None, None, None, 0, not wanted.enabled)
     now = server.clock.now()
     runs = sorted(_runs_of(server, mine), key=lambda run: run.created_at, reverse=True)
     ended = [run for run in runs if run.state in kubeflow.ENDED]
     in_a_row = len(list(itertools.takewhile(lambda run: run.state == "FAILED", ended)))
-    state, next_at, late = "paused", None, None
+    state, next_at, late = "paused" if wanted.enabled else "disabled", None, None
     if live:
         state = "running" if live[0].spec == wanted.spec else "changed"
         next_at = next(parse_server_cron(live[0].cron).moments(max(now, live[0].start or now), _UTC), None)
         late = _late(live[0], runs, now, grace)
     last = kubeflow.describe(runs[0], config) if runs else None
-    ok = late is None and in_a_row < failures and (bool(live) or not wanted.enabled)
+    # One that is to stand still, and does, is well whatever its last runs were.
+    ok = (late is None and in_a_row < failures and bool(live)) or state == "disabled"
     return Health(wanted.name, state, next_at, last, late, in_a_row, ok)
 
 
