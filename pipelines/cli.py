@@ -10,9 +10,16 @@ from pathlib import Path
 from pipelines import commands_check, commands_kubeflow, commands_schedule
 from pipelines.commands_models import add_models_command
 from pipelines.commands_predict import add_predict_command
-from pipelines.flags import EXIT_CODES
+from pipelines.flags import Parser, exit_codes
 from pipelines.stopping import ended_by, sigterm_raises
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_BLESSED, BadInput, TriremeError
+
+_EXAMPLES = """\
+examples:
+  trireme check configs/digits.yaml                     can it work?
+  trireme run configs/digits.yaml --set train.epochs=3  here, with another setting
+  trireme submit configs/digits.yaml --wait             on Kubeflow
+  trireme COMMAND --help                                its options and exit codes"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -49,19 +56,28 @@ def _call(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="trireme",
         description="Prepare, train, evaluate and promote a TensorFlow model: one YAML file, here or on Kubeflow.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EXAMPLES,
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    run = _command(commands, "run", _run, "run the compiled pipeline on this machine")
+    run = _command(
+        commands,
+        "run",
+        _run,
+        "run the compiled pipeline on this machine",
+        exit_codes("a task failed", blessed=True) + " (a checkpoint was saved;\n            run again to go on)",
+    )
     run.add_argument("--root", default="output", metavar="DIR",
                      help="folder or gs:// prefix for runs, prepared data and the registry (default: %(default)s)")  # fmt: skip
-    run.add_argument("--as-of", metavar="MOMENT", help="take the data window as it was then, such as 2027-01-29T03:00Z")
+    run.add_argument(
+        "--as-of",
+        metavar="MOMENT",
+        help="take the data window as it was then, such as 2027-01-29T03:00Z (default: now)",
+    )
     run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess",
                      help="how each task is run (default: %(default)s)")  # fmt: skip
     run.add_argument(
@@ -78,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     commands_schedule.register(commands, _command)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of a configuration file",
-                                 description="Print the JSON Schema of a configuration file, for editors.")  # fmt: skip
+                                 description="Print the JSON Schema of a configuration file, for editors.",
+                                 epilog=exit_codes())  # fmt: skip
     schema.set_defaults(command=_schema)
     add_models_command(commands)
     add_predict_command(commands)
@@ -86,14 +103,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: argparse._SubParsersAction, name: str, function: object, summary: str
+    commands: argparse._SubParsersAction, name: str, function: object, summary: str, exits: str = ""
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=exits or exit_codes(),
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="configuration file, such as configs/digits.yaml")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="PATH=VALUE",

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pipelines.commands_kubeflow import access_flags, connect
+from pipelines.flags import exit_codes
 from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, TriremeError
 
 if TYPE_CHECKING:
@@ -17,10 +18,17 @@ _PATIENCE_SECS = 15.0  # with storage that does not answer: somebody waits, and 
 
 def register(commands: argparse._SubParsersAction, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `check` and `explain-cache` to the command line."""
-    check = command(commands, "check", _check, "say whether a configuration can work, without running it")
-    check.add_argument("--json", action="store_true", help="print the findings as JSON")
+    check = command(
+        commands,
+        "check",
+        _check,
+        "say whether a configuration can work, without running it",
+        exit_codes().replace("2 bad input", "2 bad input, or a finding failed"),
+    )
+    check.add_argument("--json", action="store_true", help="print one line of JSON")
     check.add_argument("--target", choices=("local", "kubeflow"), default="local",
-                       help="where it is to run: kubeflow also looks at the root, the schedules and the server")  # fmt: skip
+                       help="where it is to run: kubeflow also looks at the root, the schedules and the server"
+                            " (default: %(default)s)")  # fmt: skip
     access_flags(check)
 
     explain = command(commands, "explain-cache", _explain,

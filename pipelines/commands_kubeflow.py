@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pipelines.flags import count
+from pipelines.flags import count, exit_codes
 from trainer.errors import EXIT_DONE, EXIT_NOT_BLESSED, TriremeError
 
 if TYPE_CHECKING:
@@ -30,12 +30,19 @@ _ACCESS = (
 def register(commands: argparse._SubParsersAction, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `upload`, `submit` and `runs` to the command line."""
     upload = command(commands, "upload", _upload, "upload the pipeline as a version named by its content")
-    upload.add_argument("--copy-to", metavar="URI", help="also store the compiled pipeline there, by its digest")
+    upload.add_argument(
+        "--copy-to",
+        metavar="URI",
+        help="gs:// prefix where the compiled pipeline is stored too, by its digest (default: none)",
+    )
     _common(upload)
 
-    submit = command(commands, "submit", _submit, "start a run on the server")
+    of_a_run = exit_codes("the run failed", True, "interrupted (Ctrl-C), or the run was cancelled")
+    submit = command(commands, "submit", _submit, "start a run on the server", of_a_run)
     submit.add_argument(
-        "--as-of", metavar="MOMENT", help="take the data window as it was then, such as 2027-01-29T03:00Z"
+        "--as-of",
+        metavar="MOMENT",
+        help="take the data window as it was then, such as 2027-01-29T03:00Z (default: now)",
     )
     submit.add_argument("--wait", action="store_true", help="wait for its end and exit as the run did")
     submit.add_argument("--experiment", metavar="NAME", help="group of runs (default: the pipeline's name)")
@@ -57,24 +64,24 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
     _common(listing, experiment=True)
     for name, function, summary in (
         ("show", _show, "show a run: tasks, verdict, metrics"),
-        ("watch", _watch, "wait for a run's end and exit as it did"),
         ("cancel", _cancel, "stop a run"),
         ("retry", _retry, "start the failed tasks of a run again"),
     ):
         verb = command(verbs, name, function, summary)
         verb.add_argument("run", metavar="RUN", help="identifier, name, the beginning of either, or `latest`")
         _common(verb, experiment=True)
-    verbs.choices["watch"].add_argument(
-        "--fail-unless-blessed", action="store_true", help="exit with 3 when the model is not blessed"
-    )
+    watch = command(verbs, "watch", _watch, "wait for a run's end and exit as it did", of_a_run)
+    watch.add_argument("run", metavar="RUN", help="identifier, name, the beginning of either, or `latest`")
+    _common(watch, experiment=True)
+    watch.add_argument("--fail-unless-blessed", action="store_true", help="exit with 3 when the model is not blessed")
 
 
 def access_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that say how to get in."""
     group = parser.add_argument_group(
         "access",
-        "what no flag says, the section kubeflow of CONFIG says,"
-        " else TRIREME_KFP_HOST, TRIREME_KFP_NAMESPACE, TRIREME_KFP_TOKEN and TRIREME_KFP_COOKIES",
+        "What no flag says, the section kubeflow of CONFIG says, else the environment:\n"
+        "TRIREME_KFP_HOST, TRIREME_KFP_NAMESPACE, TRIREME_KFP_TOKEN, TRIREME_KFP_COOKIES.",
     )
     group.add_argument("--host", metavar="URL", help="address of the server")
     group.add_argument("--namespace", metavar="NAME", help="namespace of the runs")

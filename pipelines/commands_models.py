@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipelines.flags import EXIT_CODES, count
+from pipelines.flags import count, exit_codes
 from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput, TriremeError
 
 _SHOWN_METRICS = 3
@@ -18,13 +18,12 @@ def add_models_command(commands: argparse._SubParsersAction) -> None:
                                  description="Look at the model registry, promote and roll back.")  # fmt: skip
     actions = models.add_subparsers(title="actions", metavar="ACTION", required=True)
 
-    def action(name: str, function: Any, summary: str) -> argparse.ArgumentParser:
+    def action(name: str, function: Any, summary: str, failed: str = "failed") -> argparse.ArgumentParser:
         added = actions.add_parser(
             name,
             help=summary,
             description=summary[0].upper() + summary[1:] + ".",
-            epilog=EXIT_CODES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=exit_codes(failed),
         )
         added.add_argument("--registry", default="output/models", metavar="URI",
                            help="folder or gs:// prefix of the registry (default: %(default)s)")  # fmt: skip
@@ -32,36 +31,54 @@ def add_models_command(commands: argparse._SubParsersAction) -> None:
         return added
 
     def json_flag(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.add_argument("--json", action="store_true", help="print one line of JSON")
 
-    listed = action("list", _list, "list the models, or the versions of one")
+    listed = action("list", _list, "list the models, or the versions of one", "a version is broken")
     listed.add_argument("name", nargs="?", metavar="NAME", help="the model; without it all models are listed")
     json_flag(listed)
-    shown = action("show", _show, "show what is on record of a version")
+    shown = action("show", _show, "show what is on record of a version", "the version is broken")
     shown.add_argument("name", metavar="NAME", help="the model")
-    shown.add_argument("version", nargs="?", type=count, metavar="VERSION", help="default: the champion")
+    shown.add_argument(
+        "version", nargs="?", type=count, metavar="VERSION", help="number of the version (default: the champion)"
+    )
     json_flag(shown)
-    promoted = action("promote", _promote, "make a version the champion, whatever its verdict; this is put on record")
+    promoted = action(
+        "promote",
+        _promote,
+        "make a version the champion, whatever its verdict; this is put on record",
+        "a file of it differs",
+    )
     promoted.add_argument("name", metavar="NAME", help="the model")
     promoted.add_argument("version", type=count, metavar="VERSION", help="number, as `models list NAME` has it")
     promoted.add_argument("--reason", required=True, metavar="TEXT", help="why; goes on record")
-    rolled = action("rollback", _rollback, "make the champion before this one champion again; this is put on record")
+    rolled = action(
+        "rollback",
+        _rollback,
+        "make the champion before this one champion again; this is put on record",
+        "a file of it differs",
+    )
     rolled.add_argument("name", metavar="NAME", help="the model")
     rolled.add_argument("--reason", required=True, metavar="TEXT", help="why; goes on record")
-    verified = action("verify", _verify, "read every file again and compare it with its recorded digest")
+    verified = action(
+        "verify", _verify, "read every file again and compare it with its recorded digest", "a file differs"
+    )
     verified.add_argument("name", metavar="NAME", help="the model")
-    verified.add_argument("version", nargs="?", type=count, metavar="VERSION", help="default: all versions")
+    verified.add_argument(
+        "version", nargs="?", type=count, metavar="VERSION", help="number of the version (default: all)"
+    )
 
 
 def _registry(arguments: argparse.Namespace) -> Any:
     """The model's registry; a name that is not there is a mistake, for reading would otherwise find it empty."""
     from trainer import storage
+    from trainer.config.section import suggestion
     from trainer.registry import Registry
 
     _check_place(arguments.registry)
     if arguments.name not in (names := storage.list_folders(arguments.registry)):
         known = ", ".join(sorted(names)) or "none"
-        raise BadInput(f"{arguments.registry}: has no model {arguments.name} (there are: {known})")
+        hint = suggestion(arguments.name, names)
+        raise BadInput(f"{arguments.registry}: has no model {arguments.name} (there are: {known}){hint}")
     return Registry(arguments.registry, arguments.name)
 
 

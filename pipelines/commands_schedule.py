@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pipelines.commands_kubeflow import access_flags, connect
-from pipelines.flags import count
+from pipelines.flags import count, exit_codes
 from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
 
 if TYPE_CHECKING:
@@ -32,11 +32,19 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
 
     apply = command(verbs, "apply", _apply, "make the server's schedules equal the file's")
     apply.add_argument("--prune", action="store_true", help="also remove what is on the server and not in the file")
-    command(verbs, "diff", _diff, "say what apply would do; exit with 1 if it would do anything")
+    command(
+        verbs,
+        "diff",
+        _diff,
+        "say what apply would do; exit with 1 if it would do anything",
+        exit_codes("apply would do something"),
+    )
     command(verbs, "list", _list, "list this pipeline's schedules on the server")
     preview = command(verbs, "preview", _preview, "print the next runs, in the zone and in UTC; asks no server")
-    preview.add_argument("name", nargs="?", metavar="NAME", help="schedule (default: all of the file)")
-    preview.add_argument("-n", dest="count", type=count, default=5, metavar="N", help="how many (default: %(default)s)")
+    preview.add_argument("name", nargs="?", metavar="NAME", help="schedule of the file (default: all)")
+    preview.add_argument(
+        "-n", dest="count", type=count, default=5, metavar="N", help="how many of each (default: %(default)s)"
+    )
     preview.add_argument("--json", action="store_true", help="print one line of JSON")
     for name, function, summary in (
         ("pause", _pause, "stop a schedule on the server until it is resumed or applied"),
@@ -44,9 +52,15 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
         ("run-now", _run_now, "start what a schedule would start, now"),
         ("delete", _delete, "remove a schedule from the server; its running runs go on"),
     ):
-        command(verbs, name, function, summary).add_argument("name", metavar="NAME", help="schedule")
+        command(verbs, name, function, summary).add_argument(
+            "name", metavar="NAME", help="schedule, as the file names it"
+        )
     status = command(
-        verbs, "status", _status, "say how each schedule fares; exit with 1 if one is late or keeps failing"
+        verbs,
+        "status",
+        _status,
+        "say how each schedule fares; exit with 1 if one is late, keeps failing, is paused or missing",
+        exit_codes("a schedule is late, keeps failing, is paused or missing"),
     )
     status.add_argument("--grace-minutes", type=count, default=15, metavar="N",
                         help="how late a run may start (default: %(default)s)")  # fmt: skip
