@@ -25,7 +25,7 @@ import numpy as np
 from trainer.config import TrainConfig
 from trainer.consensus import add_over_processes
 from trainer.objective import Objective, Totals
-from trainer.optimizer import build_optimizer, clip, take_summed_gradients
+from trainer.optimizer import build_optimizer, clip, take_summed_gradients, update_in_one_operation
 from trainer.precision import LossScale
 
 
@@ -80,6 +80,8 @@ class Trainer:
             self.optimizer.build(self.model.trainable_variables)
             if config.loop == "own":
                 take_summed_gradients(self.optimizer)
+                if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
+                    update_in_one_operation(self.optimizer)
             self.averages = [
                 tf.Variable(tf.identity(variable.value), trainable=False, name=f"average_{index}")
                 for index, variable in enumerate(self.model.trainable_variables if config.ema_decay else [])
