@@ -31,7 +31,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 RATES = {"1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
 CASES = {
     "mlp, 1.3 M": {"model": "mlp", "model_args": {"hidden_units": [1024, 512]}, "per_worker": 512},
-    "cnn, 0.1 M": {"model": "cnn", "model_args": {}, "per_worker": 256},
+    "cnn, 0.4 M": {"model": "cnn", "model_args": {}, "per_worker": 256},
 }
 STEPS_PER_CALL = 4
 COLLECTIVES = 1 + 1 / STEPS_PER_CALL  # a step adds the gradients, packed together; a call the sums of the loss
