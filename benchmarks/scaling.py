@@ -31,9 +31,10 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 RATES = {"1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
 CASES = {
     "mlp, 1.3 M": {"model": "mlp", "model_args": {"hidden_units": [1024, 512]}, "per_worker": 512},
-    "cnn, 0.1 M": {"model": "cnn", "model_args": {}, "per_worker": 256},
+    "cnn, 0.4 M": {"model": "cnn", "model_args": {}, "per_worker": 256},
 }
-COLLECTIVES = 2  # a step adds the gradients, packed together, and the sums of the loss
+STEPS_PER_CALL = 4
+COLLECTIVES = 1 + 1 / STEPS_PER_CALL  # a step adds the gradients, packed together; a call the sums of the loss
 SECONDS = 1.0  # of each turn
 PORT = 2222
 
@@ -193,8 +194,8 @@ def _member(case: dict) -> None:
     def secs(pair: tuple[Trainer, MemoryFeed], num_steps: int) -> float:
         trainer, feed = pair
         began = time.perf_counter()
-        for done in range(0, num_steps, 4):
-            trainer.train_steps(feed, None, 0, 0, min(4, num_steps - done))
+        for done in range(0, num_steps, STEPS_PER_CALL):
+            trainer.train_steps(feed, None, 0, 0, min(STEPS_PER_CALL, num_steps - done))
         return (time.perf_counter() - began) / num_steps
 
     def mean(value: float) -> float:

@@ -36,6 +36,7 @@ def test_an_optimizer_argument_that_is_ours_is_refused_with_the_name_of_our_sett
         ({"num_virtual_devices": 2}, "acts under mirrored and central_storage only"),
         ({"cross_device": "nccl"}, "acts under mirrored only"),
         ({"communication": "ring"}, "acts under multi_worker_mirrored only"),
+        ({"bytes_per_pack": 1000}, "acts under multi_worker_mirrored only"),
         ({"eager": True, "jit_compile": True}, "compiles what eager leaves uncompiled"),
         ({"sync_batch_norm": True, "gradient_accumulation_steps": 2}, "the statistics of a part are not those"),
         ({"sync_batch_norm": True, "jit_compile": True}, "choose one"),

@@ -352,8 +352,8 @@ def read_weights(folder: Path) -> list[np.ndarray]:
 
 _NOT_IDENTITY = frozenset({
     "checkpoint_every_steps", "checkpoint_every_secs", "keep_checkpoints", "steps_per_loop", "strategy",
-    "num_virtual_devices", "cross_device", "communication", "tensorboard_dir", "profile_steps", "eager", "jit_compile",
-    "deterministic", "max_skipped_steps",
+    "num_virtual_devices", "cross_device", "communication", "bytes_per_pack", "tensorboard_dir", "profile_steps", "eager",
+    "jit_compile", "deterministic", "max_skipped_steps",
 })  # fmt: skip
 
 

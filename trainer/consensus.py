@@ -13,6 +13,24 @@ from typing import Any
 from trainer.cluster import ClusterDescription
 
 
+def add_over_processes(strategy: Any, values: Any, local_replicas: int) -> Any:
+    """The sum of every process's values, inside a graph or not.
+
+    Args:
+        strategy: The strategy that all processes share.
+        values: This process's own, a tensor.
+        local_replicas: Replicas of each process.
+    """
+    import tensorflow as tf
+
+    def replica(own: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        first = tf.equal(context.replica_id_in_sync_group % local_replicas, 0)  # one replica speaks for each process
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, own, tf.zeros_like(own)))
+
+    return strategy.experimental_local_results(strategy.run(replica, args=(values,)))[0]
+
+
 class Consensus:
     """Sums of numbers over the workers of a synchronous group; every worker must call in the same order.
 
@@ -35,16 +53,7 @@ class Consensus:
             return
         local = strategy.num_replicas_in_sync // self.num_workers
 
-        def replica(values: Any) -> Any:
-            context = tf.distribute.get_replica_context()
-            first = tf.equal(context.replica_id_in_sync_group % local, 0)  # one replica speaks for each worker
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.where(first, values, tf.zeros_like(values)))
-
-        @tf.function
-        def add(values: Any) -> Any:
-            return strategy.experimental_local_results(strategy.run(replica, args=(values,)))[0]
-
-        self._add = add
+        self._add = tf.function(lambda values: add_over_processes(strategy, values, local))
 
     def add(self, values: Sequence[float]) -> list[float]:
         """The sums of the workers' values, the same on all of them."""

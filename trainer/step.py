@@ -7,13 +7,15 @@ batch. The order below decides it:
    an epoch. (A mean of the replicas' means would weigh the examples of a short share more.)
 2. Add the regularisation losses once over all replicas: divided by their number.
 3. Add the gradients of all replicas (all-reduce by SUM), and only now look whether they are finite: an overflow on one
-   replica is an overflow for all.
+   replica is an overflow for all. Whether a replica's loss is finite travels with them; the sums for the metrics are added
+   over the workers once a call, not once a step.
 4. Clip only now: a norm of partial gradients is not the norm of the gradient.
 5. Apply, without the optimizer's own addition over the replicas; then move the average of the weights.
 
 Many steps run inside one graph call, so that Python is out of the way.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -21,8 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from trainer.config import TrainConfig
+from trainer.consensus import add_over_processes
 from trainer.objective import Objective, Totals
-from trainer.optimizer import build_optimizer, clip, take_summed_gradients
+from trainer.optimizer import build_optimizer, clip, take_summed_gradients, update_in_one_operation
 from trainer.precision import LossScale
 
 
@@ -77,6 +80,8 @@ class Trainer:
             self.optimizer.build(self.model.trainable_variables)
             if config.loop == "own":
                 take_summed_gradients(self.optimizer)
+                if not isinstance(strategy, tf.distribute.ParameterServerStrategy):
+                    update_in_one_operation(self.optimizer)
             self.averages = [
                 tf.Variable(tf.identity(variable.value), trainable=False, name=f"average_{index}")
                 for index, variable in enumerate(self.model.trainable_variables if config.ema_decay else [])
@@ -163,10 +168,10 @@ class Trainer:
         in_row, most = skipped_in_row, tf.constant(0, tf.int64)
         first_bad, waited = tf.constant(-1, tf.int64), tf.constant(0.0, tf.float64)
         for step in tf.range(first_step, first_step + num_steps):
-            (sums, *gradients), seconds = self._on_replicas(self._train_share, feed, iterator, epoch, step)
-            sums = self._one(sums)
+            (sums, mark, *gradients), seconds = self._on_replicas(self._train_share, feed, iterator, epoch, step)
+            sums = self._of_this_process(sums)
             waited += seconds
-            bad = tf.logical_not(tf.math.is_finite(sums[0]))
+            bad = tf.logical_not(tf.math.is_finite(self._one(mark)))
             if self._guarded:
                 applied, bad = self._apply_if_finite(gradients, bad)
                 in_row = tf.where(applied, tf.constant(0, tf.int64), in_row + 1)
@@ -178,8 +183,9 @@ class Trainer:
                 self._move_averages()
             first_bad = tf.where(tf.logical_and(bad, first_bad < 0), step, first_bad)
             totals += sums
-        rest = [tf.cast(value, tf.float64) for value in (left_out, skipped, in_row, most, first_bad, waited)]
-        return tf.concat([totals, tf.stack(rest)], axis=0)
+        added = self._over_processes(tf.concat([totals, [left_out]], axis=0))
+        rest = [tf.cast(value, tf.float64) for value in (skipped, in_row, most, first_bad, waited)]
+        return tf.concat([added, tf.stack(rest)], axis=0)
 
     def _run_evaluate_steps(self, feed: Any, iterator: Any, epoch: Any, first_step: Any, num_steps: Any) -> Any:
         import tensorflow as tf
@@ -187,8 +193,20 @@ class Trainer:
         totals = tf.zeros(3, tf.float64)
         for step in tf.range(first_step, first_step + num_steps):
             sums, _ = self._on_replicas(self._evaluate_share, feed, iterator, epoch, step)
-            totals += self._one(sums)
-        return totals
+            totals += self._of_this_process(sums)
+        return self._over_processes(totals)
+
+    def _of_this_process(self, per_replica: Any) -> Any:
+        """The sum over the replicas of this process."""
+        import tensorflow as tf
+
+        return tf.add_n(list(self.strategy.experimental_local_results(per_replica)))
+
+    def _over_processes(self, values: Any) -> Any:
+        """The sum of every process's values."""
+        replicas = self.strategy.num_replicas_in_sync
+        local = replicas if replicas == 1 else len(self.strategy.extended.worker_devices)
+        return values if local == replicas else add_over_processes(self.strategy, values, local)
 
     def _one(self, per_replica: Any) -> Any:
         """The value of a result that every replica holds alike, because it was reduced over all."""
@@ -223,19 +241,21 @@ class Trainer:
         return replica
 
     def _train_share(self, size: Any, *batch: Any) -> list[Any]:
-        """This replica's part of a step: `[sums]`, or `[sums, *gradients]` where the update is not made yet."""
+        """This replica's part of a step: `[sums, mark]`, and the gradients where the update is not made yet.
+
+        The sums are the share's own; the mark is finite, on every replica alike, if the losses of all are.
+        """
         import tensorflow as tf
 
-        replicas = self.strategy.num_replicas_in_sync
         gradients, sums = self._gradients_in_parts(size, batch)
-        if replicas > 1:
+        mark = tf.cast(tf.where(tf.math.is_finite(sums[0]), 0.0, math.nan), gradients[0].dtype)
+        if self.strategy.num_replicas_in_sync > 1:
             context, add = tf.distribute.get_replica_context(), tf.distribute.ReduceOp.SUM
-            gradients = context.all_reduce(add, gradients)
-            sums = context.all_reduce(add, sums)  # apart: some ways to add pack tensors of one type together
+            *gradients, mark = context.all_reduce(add, [*gradients, mark])
         if self._guarded:
-            return [sums, *gradients]
+            return [sums, mark, *gradients]
         self._update(gradients)
-        return [sums]
+        return [sums, mark]
 
     def _gradients_in_parts(self, size: Any, batch: tuple[Any, ...]) -> tuple[list[Any], Any]:
         """The share's gradients and sums, gone through in as many parts as are to be accumulated."""
@@ -309,13 +329,8 @@ class Trainer:
         return applies, bad
 
     def _evaluate_share(self, size: Any, features: Any, labels: Any, *_: Any) -> Any:
-        import tensorflow as tf
-
         outputs = self.model(features, training=False)
-        sums = self.objective.sums(self.objective.losses(outputs, labels), outputs, labels)
-        if self.strategy.num_replicas_in_sync == 1:
-            return sums
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, sums)
+        return self.objective.sums(self.objective.losses(outputs, labels), outputs, labels)
 
     def _move_averages(self) -> None:
         decay = self.config.ema_decay

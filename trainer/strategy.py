@@ -150,7 +150,9 @@ def _multi_worker_strategy(config: TrainConfig, description: ClusterDescription 
         "ring": tf.distribute.experimental.CommunicationImplementation.RING,
         "nccl": tf.distribute.experimental.CommunicationImplementation.NCCL,
     }[config.communication]
-    options = tf.distribute.experimental.CommunicationOptions(implementation=implementation)
+    options = tf.distribute.experimental.CommunicationOptions(
+        bytes_per_pack=config.bytes_per_pack, implementation=implementation
+    )
     return tf.distribute.MultiWorkerMirroredStrategy(
         cluster_resolver=_resolver(description), communication_options=options
     )

@@ -165,6 +165,9 @@ class TrainConfig(Section):
     """How `mirrored` adds gradients over devices. `auto`: NCCL between GPUs, on one device between CPUs."""
     communication: Literal["auto", "ring", "nccl"] = "auto"
     """How `multi_worker_mirrored` adds gradients over workers."""
+    bytes_per_pack: Annotated[int, Field(ge=0)] = 0
+    """`multi_worker_mirrored` adds gradients in packs of about this many bytes, the last layers' first, while those of the
+    first layers are still being computed. 0: all at once when all are there."""
     steps_per_loop: PositiveInt | None = None
     """Most steps that one call of the compiled loop runs. None: about half a second's worth."""
     checkpoint_every_steps: PositiveInt | None = None
@@ -246,6 +249,8 @@ class TrainConfig(Section):
             yield Problem("cross_device", self.cross_device, "acts under mirrored only")
         if self.communication != "auto" and strategy not in ("multi_worker_mirrored", "auto"):
             yield Problem("communication", self.communication, "acts under multi_worker_mirrored only")
+        if self.bytes_per_pack and strategy not in ("multi_worker_mirrored", "auto"):
+            yield Problem("bytes_per_pack", self.bytes_per_pack, "acts under multi_worker_mirrored only")
         if strategy == "central_storage" and self.precision == "float16":
             yield Problem(
                 "precision",
