@@ -12,6 +12,7 @@ from pipelines.commands_models import add_models_command
 from pipelines.commands_predict import add_predict_command
 from pipelines.flags import EXIT_CODES
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, BadInput, TriremeError
+from trainer.own_code import look_beside
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -31,6 +32,8 @@ def main(words: Sequence[str] | None = None) -> int:
                 raise BadInput(
                     f"--{name.replace('_', '-')}: is empty; give it a value, or leave it out if it is optional"
                 )
+        if "config" in arguments:
+            look_beside(arguments.config)
         return arguments.command(arguments)
     except TriremeError as error:
         print("\n".join(f"trireme: {line}" for line in str(error).splitlines()), file=sys.stderr)

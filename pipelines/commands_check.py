@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipelines.commands_kubeflow import access_flags, connect
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE
+from trainer.errors import EXIT_DONE
 
 _PATIENCE_SECS = 15.0  # with storage that does not answer: somebody waits, and can ask again
 
@@ -34,7 +34,7 @@ def _check(arguments: argparse.Namespace) -> int:
 
     config = load_config(arguments.config, arguments.overrides)
     with patience(_PATIENCE_SECS):
-        findings = checks.check(config)
+        findings = checks.check(config, is_for_cluster=arguments.target == "kubeflow")
         if arguments.target == "kubeflow":
             from pipelines.targets.access import system_clock
 
@@ -44,7 +44,7 @@ def _check(arguments: argparse.Namespace) -> int:
     else:
         for finding in findings:
             print(f"{finding.state:<8}{finding.subject}: {finding.message}")
-    return EXIT_BAD_INPUT if any(finding.state == "failed" for finding in findings) else EXIT_DONE
+    return checks.exit_code_of(findings)
 
 
 def _explain(arguments: argparse.Namespace) -> int:
