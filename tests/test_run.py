@@ -148,6 +148,7 @@ def test_a_training_of_many_pods_runs_on_this_machine_as_it_stands_with_the_same
     for metric, value in blessed[0]["metrics"]["test"].items():
         assert document["metrics"]["test"][metric] == pytest.approx(value, abs=1e-5), metric
     assert (Path(document["artifacts"]["model"]) / "train.json").is_file()
+    assert "train-model:" not in done.stderr
 
 
 @pytest.mark.parametrize(

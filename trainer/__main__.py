@@ -200,7 +200,9 @@ def _train(arguments: argparse.Namespace) -> None:
 
 def _train_worker(arguments: argparse.Namespace) -> None:
     from trainer.launch.worker import train_worker
+    from trainer.progress import TASK_VARIABLE
 
+    os.environ.setdefault(TASK_VARIABLE, "train-distributed")  # the task whose log shows what the pods say
     train_worker(arguments.request)
 
 
