@@ -68,7 +68,7 @@ def test_everything_that_a_run_needs_is_looked_at(operator: Operator, gcs: str) 
         (["cluster.image=trireme"], "image", "failed", "give a tag or a digest"),
         (["cluster.image=trireme:latest"], "image", "failed", "give a tag or a digest"),
         (["cluster.image=r.example.org:5000/trireme@sha256:" + "0" * 64], "image", "passed", "fixed by its digest"),
-        (["validate_data.schema_file=none.json"], "schema", "failed", "schema_file = none.json: cannot be read: No such file"),
+        (["validate_data.schema_file=none.json"], "schema", "failed", "none.json; a relative path counts from where the"),
         (["validate_data.schema_file=pyproject.toml"], "schema", "failed", "is not JSON"),
         (["cluster.pipeline_root=/somewhere"], "root", "failed", "is a folder in each pod by itself"),
         (["cluster.pipeline_root=null"], "root", "failed", "name one, such as gs://bucket/trireme"),
