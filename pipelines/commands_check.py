@@ -1,7 +1,9 @@
 """The commands that say beforehand whether a run can work, and what of it would come from the cache."""
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +35,8 @@ def _check(arguments: argparse.Namespace) -> int:
     from trainer.storage import patience
 
     config = load_config(arguments.config, arguments.overrides)
-    with patience(_PATIENCE_SECS):
+    # What a builder of one's own prints when it is imported must not stand between the findings.
+    with patience(_PATIENCE_SECS), contextlib.redirect_stdout(sys.stderr):
         findings = checks.check(config, is_for_cluster=arguments.target == "kubeflow")
         if arguments.target == "kubeflow":
             from pipelines.targets.access import system_clock

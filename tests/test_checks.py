@@ -255,6 +255,14 @@ def test_names_of_ones_own_are_tried_beside_the_configuration_file(operator: Ope
     assert 'failed  slice: evaluate.slices.0.function = "prizes:cost": cannot be imported' in said.out
 
 
+def test_what_a_builder_of_ones_own_prints_does_not_stand_between_the_findings(operator: Operator, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (operator.folder / "chatty.py").write_text("print('hello')\nfrom trainer.data.digits import Digits as Builder\n")
+    found = findings(operator, "--set", "data.name=chatty:Builder")
+    assert found["builder"][0] == "passed"
+    assert found["dataset"][0] in ("passed", "warning")
+
+
 def test_a_builder_of_ones_own_that_is_not_there_is_looked_for_once(operator: Operator) -> None:
     said = operator("check", "@", "--set", "data.name=nowhere:Builder")
     assert said.code == 2
