@@ -75,8 +75,8 @@ EAGER = {"eager": True, "epochs": 2}
 def test_two_workers_give_the_weights_of_one_process(examples, tmp_path, more, capfd):
     alone = parse(TrainConfig, EVERYTHING | more)
     watched = {} if more else {"tensorboard_dir": str(tmp_path / "board"), "profile_steps": [5, 7]}
-    watched["bytes_per_pack"] = 0 if more else 500
-    together = parse(TrainConfig, EVERYTHING | more | watched | {"strategy": "multi_worker_mirrored"})
+    packs = {"strategy": "multi_worker_mirrored", "bytes_per_pack": 0 if more else 500}
+    together = parse(TrainConfig, EVERYTHING | more | watched | packs)
     fit(alone, 3, examples, tmp_path / "alone", tmp_path / "c1")
     summary = train_as_group(together, 3, examples, tmp_path / "together", tmp_path / "c2", TWO)
     assert (summary["num_replicas"], summary["num_workers"]) == (2, 2)
