@@ -2,6 +2,7 @@
 
     keys = cache_keys(spec, arguments)          # {"prepare-data": Key(cached=True, parts={"image": …, "data": …})}
     changes(keys["train-model"], before)        # ["train: epochs 3 → 5"]
+    following(key, {"prepare-data"})            # ["examples: made anew by prepare-data"]
 
 The server's key is the image's name, the command, the parameters and the identities of the input artifacts. It knows neither
 the content of an image nor that of an address, which is why `code` and `source` are parameters of our tasks.
@@ -9,7 +10,8 @@ the content of an image nor that of an address, which is why `code` and `source`
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +42,34 @@ def cache_keys(spec: Mapping[str, Any], arguments: Mapping[str, Any]) -> dict[st
 
 def _depth(task: str, keys: Mapping[str, Key]) -> int:
     """How many tasks come before it, one after the other."""
-    values = (str(value) for value in keys[task].parts.values())
-    producers = {value.removeprefix("from ").rpartition(".")[0] for value in values if value.startswith("from ")}
+    producers = set(_producers(keys[task]).values())
     return max((1 + _depth(producer, keys) for producer in producers & keys.keys()), default=0)
+
+
+def _producers(key: Key) -> dict[str, str]:
+    """The task that each part comes from, by the part."""
+    values = {part: str(value) for part, value in key.parts.items()}
+    return {
+        part: value.removeprefix("from ").rpartition(".")[0]
+        for part, value in values.items()
+        if value.startswith("from ")
+    }
+
+
+def following(key: Key, again: Collection[str]) -> list[str]:
+    """What of a task's key is made anew by the tasks that run again before it."""
+    return [f"{part}: made anew by {task}" for part, task in _producers(key).items() if task in again]
+
+
+def data_change(subject: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """A sentence on what became of the files since a run, from what `fingerprint-data` noted then and would note now."""
+    if then["digest"] == now["digest"] and then["until"] == now["until"]:
+        return None
+    if then["until"] != now["until"]:
+        return f"data changed: {subject}: the window ends on {now['until']}, and ended on {then['until']}"
+    before, files = then["num_files"], now["num_files"]
+    what = f"{files:,} files, and then {before:,}" if files != before else f"of {files:,} files at least one is another"
+    return f"data changed: {subject}: {what}"
 
 
 def _walk(spec: Mapping[str, Any], component: Mapping[str, Any], bound: Mapping[str, Any]) -> Iterator[tuple[str, Key]]:
@@ -111,4 +138,5 @@ def _flat(content: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 def _shown(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    text = re.sub(r"(sha256:[0-9a-f]{12})[0-9a-f]{52}", r"\1", text)
     return text if len(text) <= 60 else f"{text[:57]}..."

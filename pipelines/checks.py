@@ -321,8 +321,10 @@ def _launcher(config: Config) -> Iterator[Finding]:
 
 def _schedules(config: Config, now: datetime) -> Iterator[Finding]:
     from pipelines.cron import parse_cron, preview, zone_of
-    from pipelines.targets.schedules import translated
+    from pipelines.targets.schedules import coincidences, translated
 
+    for sentence in coincidences(config, now):
+        yield Finding("warning", "schedule", sentence)
     for name, schedule in config.schedules.items():
         try:
             translated(name, schedule, now)

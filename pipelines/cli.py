@@ -10,9 +10,17 @@ from pathlib import Path
 from pipelines import commands_check, commands_kubeflow, commands_schedule
 from pipelines.commands_models import add_models_command
 from pipelines.commands_predict import add_predict_command
-from pipelines.flags import EXIT_CODES
-from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_BLESSED, BadInput, TriremeError
+from pipelines.flags import Parser, exit_codes
+from pipelines.stopping import ended_by, sigterm_raises
+from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_BLESSED, BadInput, TriremeError
 from trainer.own_code import look_beside
+
+_EXAMPLES = """\
+examples:
+  trireme check configs/digits.yaml                     can it work?
+  trireme run configs/digits.yaml --set train.epochs=3  here, with another setting
+  trireme submit configs/digits.yaml --wait             on Kubeflow
+  trireme COMMAND --help                                its options and exit codes"""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -26,40 +34,53 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     arguments = _parser().parse_args(words)
     try:
-        for name, value in vars(arguments).items():
-            empty = not value.strip() if isinstance(value, str) else value == []
-            if empty and name != "overrides":  # a variable of a script that is not set
-                raise BadInput(
-                    f"--{name.replace('_', '-')}: is empty; give it a value, or leave it out if it is optional"
-                )
-        if "config" in arguments:
-            look_beside(arguments.config)
-        return arguments.command(arguments)
+        with sigterm_raises():
+            return _call(arguments)
     except TriremeError as error:
         print("\n".join(f"trireme: {line}" for line in str(error).splitlines()), file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("trireme: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as interrupt:
+        said, code = ended_by(interrupt)
+        print(f"trireme: {said}", file=sys.stderr)
+        return code
     except BrokenPipeError:  # the reader of our output went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
 
 
+def _call(arguments: argparse.Namespace) -> int:
+    for name, value in vars(arguments).items():
+        empty = not value.strip() if isinstance(value, str) else value == []
+        if empty and name != "overrides":  # a variable of a script that is not set
+            raise BadInput(f"--{name.replace('_', '-')}: is empty; give it a value, or leave it out if it is optional")
+    if "config" in arguments:
+        look_beside(arguments.config)
+    return arguments.command(arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="trireme",
         description="Prepare, train, evaluate and promote a TensorFlow model: one YAML file, here or on Kubeflow.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_EXAMPLES,
     )
     parser.add_argument("--version", action=_Version)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    run = _command(commands, "run", _run, "run the compiled pipeline on this machine")
+    run = _command(
+        commands,
+        "run",
+        _run,
+        "run the compiled pipeline on this machine",
+        exit_codes("a task failed", blessed=True) + " (a checkpoint was saved;\n            run again to go on)",
+    )
     run.add_argument("--root", default="output", metavar="DIR",
                      help="folder or gs:// prefix for runs, prepared data and the registry (default: %(default)s)")  # fmt: skip
-    run.add_argument("--as-of", metavar="MOMENT", help="take the data window as it was then, such as 2027-01-29T03:00Z")
+    run.add_argument(
+        "--as-of",
+        metavar="MOMENT",
+        help="take the data window as it was then, such as 2027-01-29T03:00Z (default: now)",
+    )
     run.add_argument("--runner", choices=("subprocess", "docker"), default="subprocess",
                      help="how each task is run (default: %(default)s)")  # fmt: skip
     run.add_argument(
@@ -76,7 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     commands_schedule.register(commands, _command)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of a configuration file",
-                                 description="Print the JSON Schema of a configuration file, for editors.")  # fmt: skip
+                                 description="Print the JSON Schema of a configuration file, for editors.",
+                                 epilog=exit_codes())  # fmt: skip
     schema.set_defaults(command=_schema)
     add_models_command(commands)
     add_predict_command(commands)
@@ -84,14 +106,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: argparse._SubParsersAction, name: str, function: object, summary: str
+    commands: argparse._SubParsersAction, name: str, function: object, summary: str, exits: str = ""
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=exits or exit_codes(),
     )
     parser.add_argument("config", type=Path, metavar="CONFIG", help="configuration file, such as configs/digits.yaml")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="PATH=VALUE",

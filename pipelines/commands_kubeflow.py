@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from pipelines.flags import count
-from trainer.errors import EXIT_DONE, EXIT_NOT_BLESSED
+from pipelines.flags import count, exit_codes
+from trainer.errors import EXIT_DONE, EXIT_NOT_BLESSED, TriremeError
 
 if TYPE_CHECKING:
     from pipelines.config import Config
@@ -30,12 +30,19 @@ _ACCESS = (
 def register(commands: argparse._SubParsersAction, command: Callable[..., argparse.ArgumentParser]) -> None:
     """Adds `upload`, `submit` and `runs` to the command line."""
     upload = command(commands, "upload", _upload, "upload the pipeline as a version named by its content")
-    upload.add_argument("--copy-to", metavar="URI", help="also store the compiled pipeline there, by its digest")
+    upload.add_argument(
+        "--copy-to",
+        metavar="URI",
+        help="gs:// prefix where the compiled pipeline is stored too, by its digest (default: none)",
+    )
     _common(upload)
 
-    submit = command(commands, "submit", _submit, "start a run on the server")
+    of_a_run = exit_codes("the run failed", True, "interrupted (Ctrl-C), or the run was cancelled")
+    submit = command(commands, "submit", _submit, "start a run on the server", of_a_run)
     submit.add_argument(
-        "--as-of", metavar="MOMENT", help="take the data window as it was then, such as 2027-01-29T03:00Z"
+        "--as-of",
+        metavar="MOMENT",
+        help="take the data window as it was then, such as 2027-01-29T03:00Z (default: now)",
     )
     submit.add_argument("--wait", action="store_true", help="wait for its end and exit as the run did")
     submit.add_argument("--experiment", metavar="NAME", help="group of runs (default: the pipeline's name)")
@@ -47,8 +54,8 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
     )
     _common(submit)
 
-    runs = commands.add_parser("runs", help="list, show, cancel or retry runs on the server",
-                               description="List, show, cancel or retry runs on the server.")  # fmt: skip
+    runs = commands.add_parser("runs", help="list, show, watch, cancel or retry runs on the server",
+                               description="List, show, watch, cancel or retry runs on the server.")  # fmt: skip
     verbs = runs.add_subparsers(title="verbs", metavar="VERB", required=True)
     listing = command(verbs, "list", _list, "list the newest runs with their verdicts")
     listing.add_argument(
@@ -63,14 +70,18 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
         verb = command(verbs, name, function, summary)
         verb.add_argument("run", metavar="RUN", help="identifier, name, the beginning of either, or `latest`")
         _common(verb, experiment=True)
+    watch = command(verbs, "watch", _watch, "wait for a run's end and exit as it did", of_a_run)
+    watch.add_argument("run", metavar="RUN", help="identifier, name, the beginning of either, or `latest`")
+    _common(watch, experiment=True)
+    watch.add_argument("--fail-unless-blessed", action="store_true", help="exit with 3 when the model is not blessed")
 
 
 def access_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that say how to get in."""
     group = parser.add_argument_group(
         "access",
-        "what no flag says, the section kubeflow of CONFIG says,"
-        " else TRIREME_KFP_HOST, TRIREME_KFP_NAMESPACE, TRIREME_KFP_TOKEN and TRIREME_KFP_COOKIES",
+        "What no flag says, the section kubeflow of CONFIG says, else the environment:\n"
+        "TRIREME_KFP_HOST, TRIREME_KFP_NAMESPACE, TRIREME_KFP_TOKEN, TRIREME_KFP_COOKIES.",
     )
     group.add_argument("--host", metavar="URL", help="address of the server")
     group.add_argument("--namespace", metavar="NAME", help="namespace of the runs")
@@ -139,7 +150,11 @@ def _submit(arguments: argparse.Namespace) -> int:
     base = load_config(arguments.config)
     server = connect(arguments, config)
     submission = kubeflow.Submission(config, base, arguments.root, arguments.experiment)
-    run = kubeflow.submit(server, submission)
+    try:
+        run = kubeflow.submit(server, submission)
+    except KeyboardInterrupt:
+        _to_stderr(f"trireme: a run may have started already; this tells: {_words(arguments, 'runs', 'list')}")
+        raise
     page = kubeflow.link(server, "runs", "details", run.run_id)
     show = _to_stderr if arguments.json else print
     show(f"{run.display_name} ({run.run_id}) started")
@@ -148,13 +163,24 @@ def _submit(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"run_id": run.run_id, "name": run.display_name, "link": page}))
         return EXIT_DONE
+    return _await_end(arguments, server, config, run)
+
+
+def _await_end(arguments: argparse.Namespace, server: "Server", config: "Config", run: Any) -> int:
+    """Shows a run until it ends, and ends as it did; who is stopped meanwhile is told that the run is not."""
+    from pipelines.targets import kubeflow
+
+    page = kubeflow.link(server, "runs", "details", run.run_id)
     try:
-        finished = kubeflow.watch(server, run.run_id, show)
-    except KeyboardInterrupt:
-        stop = shlex.join(["trireme", "runs", "cancel", str(arguments.config), run.run_id])
-        _to_stderr(f"trireme: the run goes on; this stops it: {stop}")
+        finished = kubeflow.watch(server, run.run_id, _to_stderr if arguments.json else print)
+    except (KeyboardInterrupt, TriremeError):
+        _to_stderr(
+            f"trireme: {run.display_name} ({run.run_id}) goes on on the server: {page}\n"
+            f"trireme: to watch it again: {_words(arguments, 'runs', 'watch', run.run_id)}\n"
+            f"trireme: to stop it:        {_words(arguments, 'runs', 'cancel', run.run_id)}"
+        )
         raise
-    ended = kubeflow.describe(finished, config, arguments.root)
+    ended = kubeflow.describe(finished, config, getattr(arguments, "root", None))
     if arguments.json:
         print(json.dumps(_plain(ended) | {"link": page}, ensure_ascii=False))
     else:
@@ -162,6 +188,25 @@ def _submit(arguments: argparse.Namespace) -> int:
     if ended.exit_code == EXIT_DONE and arguments.fail_unless_blessed and ended.verdict != "blessed":
         return EXIT_NOT_BLESSED
     return ended.exit_code
+
+
+def _words(arguments: argparse.Namespace, noun: str, verb: str, *names: str) -> str:
+    """The command line that looks at the same server in the same way."""
+    words = ["trireme", noun, verb, str(arguments.config), *names]
+    for path in arguments.overrides:
+        words += ["--set", path]
+    for flag in ("experiment", *_ACCESS):
+        if value := getattr(arguments, flag, None):
+            words += [f"--{flag.replace('_', '-')}", shlex.join(value) if isinstance(value, list) else value]
+    return shlex.join(words)
+
+
+def _watch(arguments: argparse.Namespace) -> int:
+    from pipelines.targets import kubeflow
+
+    config = _load(arguments)
+    server = connect(arguments, config)
+    return _await_end(arguments, server, config, kubeflow.find_run(server, config, arguments.run, arguments.experiment))
 
 
 def _list(arguments: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from pipelines.flags import EXIT_CODES, count
+from pipelines.flags import count, exit_codes
 from trainer.errors import EXIT_DONE
 
 
@@ -13,17 +13,22 @@ def add_predict_command(commands: argparse._SubParsersAction) -> None:
         "predict",
         help="score images, tables, texts or a prepared split with a model",
         description="Score images, tables, texts or a prepared split with a model, through its serving signature.",
-        epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=exit_codes(),
     )
     parser.add_argument(
         "model", metavar="MODEL", help="a version's folder or gs:// prefix, or a trained model's folder"
     )
     parser.add_argument("input", type=Path, metavar="INPUT",
                         help="an image, a folder of images, a .csv, .jsonl or .txt file, or a prepared dataset")  # fmt: skip
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="OUT", help="a .jsonl or .csv file")
-    parser.add_argument("--split", default="test", help="of a prepared dataset (default: %(default)s)")
-    parser.add_argument("--batch-size", type=count, default=64, metavar="N", help="examples of one call (default: 64)")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="OUT", help="where the scores go: a .jsonl or .csv file"
+    )
+    parser.add_argument(
+        "--split", default="test", metavar="NAME", help="split of a prepared dataset (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size", type=count, default=64, metavar="N", help="examples of one call (default: %(default)s)"
+    )
     parser.set_defaults(command=_predict)
 
 

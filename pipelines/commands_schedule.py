@@ -2,12 +2,13 @@
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from pipelines.commands_kubeflow import access_flags, connect
-from pipelines.flags import count
+from pipelines.flags import count, exit_codes
 from trainer.errors import EXIT_DONE, EXIT_FAILED, BadInput
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
     from pipelines.targets.schedules import Found
 
 
+_DIFFERENT = {
+    "missing": "is NOT on the server: schedule apply",
+    "paused": "was PAUSED on the server: schedule resume",
+    "changed": "the server's is not the file's: see schedule diff",
+}
 _NONE = "no schedules in the file and none on the server"
 
 
@@ -26,11 +32,19 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
 
     apply = command(verbs, "apply", _apply, "make the server's schedules equal the file's")
     apply.add_argument("--prune", action="store_true", help="also remove what is on the server and not in the file")
-    command(verbs, "diff", _diff, "say what apply would do; exit with 1 if it would do anything")
+    command(
+        verbs,
+        "diff",
+        _diff,
+        "say what apply would do; exit with 1 if it would do anything",
+        exit_codes("apply would do something"),
+    )
     command(verbs, "list", _list, "list this pipeline's schedules on the server")
     preview = command(verbs, "preview", _preview, "print the next runs, in the zone and in UTC; asks no server")
-    preview.add_argument("name", nargs="?", metavar="NAME", help="schedule (default: all of the file)")
-    preview.add_argument("-n", dest="count", type=count, default=5, metavar="N", help="how many (default: %(default)s)")
+    preview.add_argument("name", nargs="?", metavar="NAME", help="schedule of the file (default: all)")
+    preview.add_argument(
+        "-n", dest="count", type=count, default=5, metavar="N", help="how many of each (default: %(default)s)"
+    )
     preview.add_argument("--json", action="store_true", help="print one line of JSON")
     for name, function, summary in (
         ("pause", _pause, "stop a schedule on the server until it is resumed or applied"),
@@ -38,9 +52,15 @@ def register(commands: argparse._SubParsersAction, command: Callable[..., argpar
         ("run-now", _run_now, "start what a schedule would start, now"),
         ("delete", _delete, "remove a schedule from the server; its running runs go on"),
     ):
-        command(verbs, name, function, summary).add_argument("name", metavar="NAME", help="schedule")
+        command(verbs, name, function, summary).add_argument(
+            "name", metavar="NAME", help="schedule, as the file names it"
+        )
     status = command(
-        verbs, "status", _status, "say how each schedule fares; exit with 1 if one is late or keeps failing"
+        verbs,
+        "status",
+        _status,
+        "say how each schedule fares; exit with 1 if one is late, keeps failing, is paused or missing",
+        exit_codes("a schedule is late, keeps failing, is paused or missing"),
     )
     status.add_argument("--grace-minutes", type=count, default=15, metavar="N",
                         help="how late a run may start (default: %(default)s)")  # fmt: skip
@@ -64,12 +84,17 @@ def _apply(arguments: argparse.Namespace) -> int:
     config = _load(arguments)
     server = connect(arguments, config)
     wanted = schedules.wanted_schedules(config, server.clock.now())
+    _warn(config, server.clock.now())
     steps = schedules.plan(wanted, schedules.recurring_runs(server, config), config.kubeflow.owner)
     done = []
-    for one in schedules.apply(server, config, steps, arguments.prune):
-        done.append({"schedule": one.step.name, "step": one.step.kind, "text": one.text})
-        if not arguments.json:
-            print(f"{one.step.name:<16} {one.text}", flush=True)
+    try:
+        for one in schedules.apply(server, config, steps, arguments.prune):
+            done.append({"schedule": one.step.name, "step": one.step.kind, "text": one.text})
+            if not arguments.json:
+                print(f"{one.step.name:<16} {one.text}", flush=True)
+    except KeyboardInterrupt:
+        print("trireme: broken off before all was done; the same command goes on from here", file=sys.stderr)
+        raise
     if arguments.json:
         print(json.dumps(done, ensure_ascii=False))
     elif not done:
@@ -130,6 +155,7 @@ def _preview(arguments: argparse.Namespace) -> int:
             cron = schedules.translated(name, schedule, now)
             shown[name] = {"cron": schedule.cron, "timezone": schedule.timezone, "server_cron": cron,
                            "moments": _moments(schedule, now, arguments.count)}  # fmt: skip
+    _warn(config, now)
     if arguments.json:
         print(json.dumps(shown, ensure_ascii=False))
         return EXIT_DONE
@@ -148,6 +174,13 @@ def _preview(arguments: argparse.Namespace) -> int:
     if not shown:
         print("the file has no schedules")
     return EXIT_DONE
+
+
+def _warn(config: "Config", now: datetime) -> None:
+    from pipelines.targets import schedules
+
+    for sentence in schedules.coincidences(config, now):
+        print(f"trireme: warning: schedules {sentence}", file=sys.stderr)
 
 
 def _moments(schedule: Any, now: datetime, count: int) -> list[dict[str, Any]]:
@@ -188,8 +221,12 @@ def _resume(arguments: argparse.Namespace) -> int:
     _ours(found, config, arguments.name)
     wanted = [one for one in schedules.wanted_schedules(config, server.clock.now()) if one.name == arguments.name]
     steps = [one for one in schedules.plan(wanted, found, config.kubeflow.owner) if one.name == arguments.name]
-    for _ in schedules.apply(server, config, [one for one in steps if one.kind not in ("extra", "foreign")]):
-        pass
+    try:
+        for _ in schedules.apply(server, config, [one for one in steps if one.kind not in ("extra", "foreign")]):
+            pass
+    except KeyboardInterrupt:
+        print("trireme: broken off before all was done; the same command goes on from here", file=sys.stderr)
+        raise
     return _said(arguments, "resumed", "runs again")
 
 
@@ -234,13 +271,15 @@ def _status(arguments: argparse.Namespace) -> int:
     for row in () if arguments.json else rows:
         last = f"{row.last.state.lower()} ({row.last.verdict or 'no verdict'})" if row.last else "has not run"
         following = f"next {row.next_at:%Y-%m-%d %H:%M} UTC" if row.next_at else "does not run"
-        notes = []
+        notes = [_DIFFERENT[row.state]] if row.state in _DIFFERENT else []
+        if row.state == "running" and not config.schedules[row.name].enabled:
+            notes.append("the file has it disabled: schedule apply")
         if row.late_since:
             notes.append(f"LATE: should have run at {row.late_since:%Y-%m-%d %H:%M} UTC")
-        if row.failures_in_a_row >= arguments.failures:
+        if row.failures_in_a_row >= arguments.failures and row.state != "disabled":
             notes.append(f"FAILED {row.failures_in_a_row} times in a row")
-        if row.state in ("missing", "changed") or (not row.ok and not notes):
-            notes.append("the server's is not the file's: see schedule diff")
+        if row.last and row.last.error:
+            notes.append(row.last.error)
         print(f"{row.name:<16} {row.state:<8} {last:<26} {following}" + "".join(f"; {note}" for note in notes))
     if not rows and not arguments.json:
         print("the file has no schedules")

@@ -1,7 +1,9 @@
 """`trireme check --target kubeflow` and `trireme explain-cache`, before a server."""
 
 import json
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,10 @@ import pytest
 from conftest import REPOSITORY
 from fake_kfp import FakeKubeflow
 from operating import Operator
+
+from pipelines.cache_keys import data_change
+from pipelines.targets import kubeflow
+from trainer import tasks as trainer_tasks
 
 GROUP = [
     "cluster.launcher=trainjob",
@@ -172,6 +178,65 @@ def test_what_changed_since_the_last_run_is_told_setting_by_setting(operator: Op
     assert "train-model        runs again\n    changed  train.epochs: 3 → 5\n" in text
     assert "prepare-data       comes from the cache, if what is made before it does and is still there" in text
     assert "judge-model        always runs" in text
+
+
+def test_changed_files_are_told_in_words_and_all_that_follows_runs_again(operator: Operator) -> None:
+    folder = operator.folder / "data"
+    folder.mkdir()
+    (folder / "1.csv").write_text("a,label\n1,x\n")
+    splits = "splits: {train: 80%, validation: 10%, test: 10%}"
+    operator.write(f"data: {{source: csv, path: '{folder}/*.csv', label_key: label, {splits}}}\n")
+    operator("submit", "@")
+    (run,) = operator.server.runs.values()
+    run["state"] = "SUCCEEDED"
+    untold = operator("explain-cache", "@").out
+    assert "whether the data changed cannot be told from here: the run left no word of its files" in untold
+    assert "prepare-data       comes from the cache, if the files are the same, and" in untold
+    parameters = run["runtime_config"]["parameters"]
+    root = str(operator.folder / "root")
+    given = cache_keys_of(operator)["prepare-data"] | parameters
+    trainer_tasks.fingerprint_data(given["data"], 0, root, given["code"], run["run_id"], "")
+
+    same = operator("explain-cache", "@").out
+    assert "cannot be told" not in same
+    assert (
+        "prepare-data       comes from the cache, if what is made before it does and is still there; its files are the same"
+        in same
+    )
+    (folder / "1.csv").write_text("a,label\n2,x\n")
+    changed = operator("explain-cache", "@").out
+    assert (
+        f"prepare-data       runs again\n    changed  data changed: {folder}/*.csv: of 1 files at least one is another\n"
+        in changed
+    )
+    assert "train-model        runs again\n    changed  examples: made anew by prepare-data\n" in changed
+    assert "evaluate-model     always runs" in changed
+    (folder / "2.csv").write_text("a,label\n3,x\n")
+    found = explained(operator)["tasks"]
+    assert found["prepare-data"]["changes"] == [f"data changed: {folder}/*.csv: 2 files, and then 1"]
+    shutil.rmtree(folder)
+    assert f"cannot be told from here: there is no {folder}/*.csv on this machine" in operator("explain-cache", "@").out
+
+
+def cache_keys_of(operator: Operator) -> dict:
+    return {name: task["parts"] for name, task in explained(operator, "--offline")["tasks"].items()}
+
+
+def test_a_window_that_moved_on_is_a_change_of_the_data() -> None:
+    then = {"digest": "sha256:1", "until": "2027-01-01", "num_files": 3}
+    now = {"digest": "sha256:2", "until": "2027-01-02", "num_files": 3}
+    assert data_change("d", then, now) == "data changed: d: the window ends on 2027-01-02, and ended on 2027-01-01"
+    assert data_change("d", then, then) is None
+
+
+def test_another_code_is_told_by_the_beginning_of_its_digest(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator("submit", "@")
+    monkeypatch.setattr("pipelines.training.source_digest", lambda: "sha256:" + "f" * 64)
+    kubeflow._yaml.cache_clear()
+    (change,) = explained(operator)["tasks"]["prepare-data"]["changes"]
+    assert re.fullmatch(r"code: sha256:[0-9a-f]{12} in trireme:0.1.0 → sha256:f{12} in trireme:0.1.0", change)
 
 
 def test_a_task_that_the_compared_run_did_not_finish_is_not_promised_from_the_cache(operator: Operator) -> None:

@@ -1,10 +1,12 @@
 """The registry from the command line, on disk."""
 
 import json
+import shutil
 
 import pytest
 
 from pipelines.cli import main
+from trainer import storage
 from trainer.registry import Registry
 
 
@@ -83,6 +85,78 @@ def test_verify_finds_a_changed_file_and_fails(registry, capsys):
     Registry(registry, "digits").promote(1, 2, "back")
     code, _, err = run(capsys, registry, "promote", "digits", "2", "--reason", "again")
     assert (code, "version 2: saved_model.pb: differs" in err) == (1, True)
+
+
+RECORDS = {
+    '{"metrics": {"acc': "record.json: is not JSON",
+    "[]": "record.json: must hold an object",
+    '{"files": {}}': "record.json: has no digest",
+    '{"files": {"a": 1}, "digest": "x"}': "record.json: files must give `bytes` and `sha256` of each file",
+    '{"files": {}, "digest": "x", "metrics": 3}': "record.json: metrics must be an object",
+    '{"files": {}, "digest": "x", "metrics": {"accuracy": "high"}}': "record.json: metrics must be numbers",
+    None: "record.json: is missing, so it is no version",
+}
+
+
+@pytest.mark.parametrize(("text", "wrong"), RECORDS.items())
+def test_a_broken_record_is_named_and_hides_no_other_version(registry, capsys, text, wrong):
+    broken = registry / "digits" / "1" / "record.json"
+    broken.unlink()
+    if text is not None:
+        broken.write_text(text)
+    assert_one_is_broken(registry, capsys, wrong)
+
+
+def test_a_broken_record_in_a_bucket_is_named_too(gcs, tmp_path, capsys):
+    base = filled(f"{gcs}/models", tmp_path)
+    storage.write_json(f"{base}/digits/1/record.json", [])
+    assert_one_is_broken(base, capsys, "record.json: must hold an object")
+    storage.delete_prefix(f"{base}/digits/1/record.json")
+    assert_one_is_broken(base, capsys, "record.json: is missing, so it is no version")
+
+
+def assert_one_is_broken(registry, capsys, wrong):
+    """Version 1 is; 2 is champion."""
+    reason = ["--reason", "r"]
+    code, out, err = run(capsys, registry, "list", "digits")
+    assert (code, err) == (1, "")
+    first, *others = out.splitlines()
+    assert first.startswith(f"     1  BROKEN        {wrong}")
+    assert [line.split()[-1] for line in others] == ["0.9200", "0.9300"]
+    code, out, _ = run(capsys, registry, "list", "digits", "--json")
+    assert (code, [bool(row["broken"]) for row in json.loads(out)]) == (1, [True, False, False])
+    code, out, _ = run(capsys, registry, "verify", "digits")
+    assert (code, out.count("\n")) == (1, 1)
+    assert out.startswith(f"version 1: {wrong}")
+    for words in (["show", "digits", "1"], ["promote", "digits", "1", *reason], ["rollback", "digits", *reason]):
+        code, out, err = run(capsys, registry, *words)
+        assert (code, out, err.count("\n")) == (1, "", 1)
+        assert f"1/{wrong}" in err
+        assert ("restore it, or promote another one" in err) == (words[0] != "show")
+    assert run(capsys, registry, "list")[:2] == (0, "digits                  champion 2\n")
+    assert run(capsys, registry, "show", "digits")[0] == 0
+
+
+def test_a_broken_champion_is_marked_and_another_can_be_promoted(registry, tmp_path, capsys):
+    Registry(registry, "other").publish(tmp_path / "export-1", {})
+    record = registry / "digits" / "2" / "record.json"
+    record.unlink()
+    record.write_text("{")
+    code, out, _ = run(capsys, registry, "list")
+    assert code == 1
+    assert out.splitlines()[0].startswith("digits                  champion 2  BROKEN: ")
+    assert out.splitlines()[1] == "other                   champion –"
+    assert "\n*    2  BROKEN        record.json: is not JSON" in run(capsys, registry, "list", "digits")[1]
+    code, _, err = run(capsys, registry, "show", "digits")
+    assert (code, "version 2 is the champion: promote another, roll back or restore it" in err) == (1, True)
+    assert run(capsys, registry, "promote", "digits", "3", "--reason", "2 is broken")[0] == 0
+    assert run(capsys, registry, "list")[0] == 0
+
+
+def test_a_champion_that_is_gone_does_not_hide_the_others(registry, capsys):
+    shutil.rmtree(registry / "digits" / "2")
+    code, out, err = run(capsys, registry, "list", "digits")
+    assert (code, len(out.splitlines()), err) == (1, 2, "trireme: the champion, version 2, is not there\n")
 
 
 @pytest.mark.parametrize(

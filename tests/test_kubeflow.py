@@ -1,13 +1,17 @@
 """Upload, submit and runs, from the command line through kfp's own client to a server."""
 
 import json
+import os
 import re
+import shlex
+import signal
 from pathlib import Path
 
 import pytest
 from fake_kfp import FakeKubeflow
 from operating import Operator
 
+from pipelines.targets import access
 from trainer import outcome, storage
 from trainer.errors import WorldFailure
 from trainer.storage import waiting
@@ -208,18 +212,55 @@ def test_a_bucket_that_does_not_answer_is_asked_once_and_the_runs_are_told_all_t
     assert asked == [(f"{operator.folder}/root", 5.0)]
 
 
-def test_who_stops_waiting_is_told_how_to_stop_the_run(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    ("number", "words", "code"),
+    [(signal.SIGINT, "interrupted", 130), (signal.SIGTERM, "ended by SIGTERM", 143)],
+)
+def test_who_stops_waiting_is_told_that_the_run_goes_on_and_how_to_stop_it(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch, number: int, words: str, code: int
+) -> None:
+    def stop_me(*_: object) -> None:
+        if number == signal.SIGINT:  # not sent: what runs in the background was started to ignore it
+            raise KeyboardInterrupt
+        os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("pipelines.targets.kubeflow.watch", interrupted)
-    said = operator("submit", "@", "--wait")
-    (run,) = operator.server.runs
-    assert said.code == 130
-    words = said.err.splitlines()[0].partition("this stops it: trireme ")[2]
-    assert words == f"runs cancel {operator.config} {run}"
-    assert operator(*words.split()).code == 0
-    assert operator.server.runs[run]["state"] == "CANCELED"
+    clock = access.Clock(operator.server.clock.now, stop_me)
+    monkeypatch.setattr(access, "system_clock", lambda: clock)
+    flags = ("--host", operator.server.url, "--experiment", "my own", "--set", "seed=5")
+    said = operator("submit", "@", "--wait", *flags)
+    (run,) = operator.server.runs.values()
+    assert said.code == code, said
+    goes_on, watch, stop, end = said.err.splitlines()
+    assert goes_on == (
+        f"trireme: {run['display_name']} ({run['run_id']}) goes on on the server:"
+        f" {operator.server.url}/#/runs/details/{run['run_id']}"
+    )
+    assert end == f"trireme: {words}"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    watch = shlex.split(watch.partition("trireme: to watch it again: trireme ")[2])
+    stop = shlex.split(stop.partition("trireme: to stop it:        trireme ")[2])
+    assert watch[:4] == ["runs", "watch", str(operator.config), run["run_id"]]
+    assert all(flag in watch for flag in flags)
+    assert operator(*watch).code == code  # whose wait is stopped in the same way
+    assert run["state"] == "PENDING"
+    assert operator(*stop).code == 0
+    assert run["state"] == "CANCELED"
+    assert operator(*watch).code == 130  # as a run that was cancelled ends
+
+
+def test_who_is_stopped_before_the_server_answered_is_told_where_to_look(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator("upload", "@")
+    operator.server.fail("POST", "/runs$", lost=True)
+    operator.server.fail("GET", "/runs$")
+    clock = access.Clock(operator.server.clock.now, lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(access, "system_clock", lambda: clock)
+    said = operator("submit", "@")
+    assert said.code == 143
+    assert said.err.splitlines()[0].endswith(
+        f"a run may have started already; this tells: trireme runs list {operator.config}"
+    )
 
 
 def test_cancel_and_retry_do_what_the_state_allows(operator: Operator) -> None:

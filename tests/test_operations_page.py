@@ -27,6 +27,14 @@ def test_every_manifest_is_whole_and_roles_and_bindings_fit():
         assert {("ServiceAccount", subject["name"]) for subject in binding["subjects"]} <= named
 
 
+def test_the_runs_account_may_read_what_kubeflows_driver_asks_for():
+    documents = [document for block in BLOCKS for document in yaml.safe_load_all(block)]
+    (role,) = (one for one in documents if one.get("kind") == "Role" and one["metadata"]["name"] == "trainer")
+    allowed = {(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]}
+    # The driver ends when it is forbidden to look for its optional settings; a missing ConfigMap is no trouble to it.
+    assert {("configmaps", "get"), ("pods", "get"), ("workflowtaskresults", "create")} <= allowed
+
+
 def test_the_configuration_is_valid_compiles_and_names_only_secrets_that_the_page_makes(tmp_path):
     (text,) = (block for block in BLOCKS if block.startswith("name:"))
     (tmp_path / "digits.yaml").write_text(text)

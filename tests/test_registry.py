@@ -154,7 +154,7 @@ def test_verify_goes_on_past_a_record_that_cannot_be_read(registry, model, text)
     Path(registry.uri, "3", "saved_model.pb").write_bytes(b"grapH")
     findings = registry.verify()
     assert [finding[:9] for finding in findings] == ["version 1", "version 3"]
-    assert ("record.json: is missing" if text is None else "1/record.json: ") in findings[0]
+    assert ("record.json: is missing" if text is None else "1: record.json: ") in findings[0]
     assert registry.verify(1) == findings[:1]
 
 
@@ -253,6 +253,18 @@ def test_what_was_promoted_a_moment_before_it_would_be_retired_is_kept(registry,
     assert registry.retain(1) == [2]
     assert registry.champion().number == 1
     assert registry.verify() == []
+
+
+def test_what_cannot_be_read_is_neither_counted_nor_deleted_and_the_next_number_is_free(registry, model):
+    for _ in range(4):
+        registry.publish(model, {})
+    record = Path(registry.uri, "2", "record.json")
+    record.unlink()
+    record.write_text("{")
+    assert registry.publish(model, {}).number == 5
+    registry.promote(5, None, "beside a broken one")
+    assert registry.retain(keep_newest=2) == [1, 3]
+    assert storage.list_folders(registry.uri) == ["2", "4", "5"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "x" * 200])

@@ -369,6 +369,30 @@ def test_status_counts_failures_in_a_row(operator: Operator) -> None:
     assert json.loads(operator("schedule", "status", "@", "--json").out)[0]["failures_in_a_row"] == 2
 
 
+def test_status_says_what_is_wrong_and_what_mends_it(operator: Operator) -> None:
+    operator.write(HOURLY)
+    missing = operator("schedule", "status", "@")
+    assert (missing.code, "is NOT on the server: schedule apply" in missing.out) == (1, True)
+    operator("schedule", "apply", "@")
+    for _ in range(3):
+        operator.server.clock.advance(timedelta(hours=1))
+        finish_runs(operator, "FAILED")
+    newest = list(operator.server.runs.values())[-1]
+    newest["error"] = {"code": 2, "message": "out of memory"}
+    failing = operator("schedule", "status", "@")
+    assert (failing.code, "FAILED 3 times in a row; out of memory" in failing.out) == (1, True)
+    operator("schedule", "pause", "@", "hourly")
+    paused = operator("schedule", "status", "@", "--failures", "9")
+    assert (paused.code, "was PAUSED on the server: schedule resume" in paused.out) == (1, True)
+    operator.write(f"{HOURLY}    enabled: false\n")
+    still = operator("schedule", "status", "@")
+    assert (still.code, still.out.split()[1], "FAILED" in still.out) == (0, "disabled", False)
+    operator.write(HOURLY)
+    operator("schedule", "resume", "@", "hourly")
+    operator.write(f"{HOURLY}    enabled: false\n")
+    assert "the file has it disabled: schedule apply" in operator("schedule", "status", "@").out
+
+
 def test_list_shows_what_is_on_the_server_over_all_pages(operator: Operator) -> None:
     names = "".join(f"  s{index}:\n    cron: {index} 3 * * *\n" for index in range(5))
     operator.write("schedules:\n" + names)
@@ -403,6 +427,52 @@ def test_a_schedule_that_cannot_work_is_refused_before_anything_is_asked(
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "x", "9" * 5000])
+def two(cron: str, more: str = "", zone: str = "UTC") -> str:
+    return f'{WEEKLY}  other:\n    cron: "{cron}"\n    timezone: {zone}\n{more}'
+
+
+@pytest.mark.parametrize(
+    ("text", "moments"),
+    [
+        (two("0 3 * * *", zone="Europe/Berlin"), "Mon 2027-01-11 03:00 CET (2027-01-11 02:00 UTC)"),
+        (two("*/10 2 * * *"), "Mon 2027-01-11 03:00 CET, Mon 2027-01-11 02:00 UTC (2027-01-11 02:00 UTC)"),
+        # 2027-03-29 is the first Monday on which three o'clock in Berlin is one o'clock in UTC
+        (two("0 1 * * *"), "Mon 2027-03-29 03:00 CEST, Mon 2027-03-29 01:00 UTC (2027-03-29 01:00 UTC)"),
+        (
+            two("0 3 * * mon", "    overrides: {seed: 7}\n", "Europe/Berlin"),
+            "Mon 2027-01-11 03:00 CET",
+        ),  # as the file has it
+    ],
+)
+def test_two_schedules_that_start_the_same_run_at_once_are_warned_of(
+    operator: Operator, text: str, moments: str
+) -> None:
+    operator.write(f"seed: 7\n{text}")
+    sentence = f"weekly and other both run at {moments}"
+    preview, apply = operator("schedule", "preview", "@"), operator("schedule", "apply", "@")
+    assert (preview.code, apply.code) == (0, 0)
+    assert preview.err == apply.err
+    assert preview.err.startswith(f"trireme: warning: schedules {sentence}")
+    assert preview.err.count("\n") == 1
+    assert len(jobs(operator)) == 2
+    assert f"warning schedule: {sentence}" in operator("check", "@", "--target", "kubeflow").out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        two("30 2 * * *"),
+        two("0 3 * * mon", "    overrides: {train.epochs: 3}\n", "Europe/Berlin"),
+        two("0 3 * * mon", "    enabled: false\n", "Europe/Berlin"),
+        two("0 3 * * mon", "    end: 2027-01-10T00:00:00Z\n", "Europe/Berlin"),
+        two("1-59/2 * * * *"),
+    ],
+)
+def test_schedules_that_differ_in_moment_or_settings_are_not_warned_of(operator: Operator, text: str) -> None:
+    operator.write(text)
+    assert operator("schedule", "preview", "@").err == ""
+
+
 @pytest.mark.parametrize("words", [["schedule", "preview", "@", "-n"], ["runs", "list", "@", "-n"]])
 def test_a_number_of_lines_that_cannot_be_is_refused(operator: Operator, words, count: str) -> None:
     said = operator(*words, count)

@@ -6,6 +6,8 @@ Addresses and passwords come from environment variables, which Kubernetes fills 
 first channel, and TRIREME_NOTIFY_0_TO, TRIREME_NOTIFY_0_FROM for e-mail.
 """
 
+import contextlib
+import http.client
 import json
 import smtplib
 import ssl
@@ -94,14 +96,18 @@ def _told(
     for attempt in range(_ATTEMPTS):
         try:
             if channel.kind == "email":
-                _mail(
-                    url, environ.get(variable(index, "to"), ""), environ.get(variable(index, "from"), ""), event, facts
-                )
+                # Without the line's end that `kubectl create secret --from-file` keeps.
+                to, sender = (environ.get(variable(index, key), "").strip() for key in ("to", "from"))
+                _mail(url, to, sender, event, facts)
             else:
                 _post(url, {"text": text_of(event, facts)} if channel.kind == "slack" else {"event": event, **facts})
             return f"{name}: sent"
         except _Final as error:
             return f"{name}: {error}; not sent"
+        except (ValueError, http.client.InvalidURL) as error:
+            if not isinstance(error, OSError):  # which a certificate that is not trusted is as well
+                return f"{name}: its address, `to` or `from` cannot be read; not sent"
+            reason = _reason(error)
         except Exception as error:  # whatever it is, the run has ended and must not fail for it
             reason = _reason(error)
         if attempt < _ATTEMPTS - 1:
@@ -116,6 +122,10 @@ def _reason(error: Exception) -> str:
     if isinstance(error, smtplib.SMTPResponseException):
         return f"it answered {error.smtp_code}"
     cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    if isinstance(error, smtplib.SMTPServerDisconnected):
+        if not isinstance(error.__context__, TimeoutError):
+            return "the mail server hung up"
+        cause = error.__context__
     if isinstance(cause, TimeoutError):
         return f"no answer within {_TIMEOUT_SECS:.0f} s"
     if isinstance(cause, OSError) and cause.errno is not None and cause.strerror:
@@ -176,3 +186,7 @@ def _mail(url: str, to: str, sender: str, event: str, facts: dict[str, Any]) -> 
                 raise _Final("the mail server offers no encryption, and the password would go in the clear")
             server.login(urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or ""))
         server.send_message(message)
+        with contextlib.suppress(
+            smtplib.SMTPException, OSError
+        ):  # it is sent, and must not be sent again for a bad farewell
+            server.quit()

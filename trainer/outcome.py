@@ -12,7 +12,7 @@ from typing import Any
 from trainer import storage
 from trainer.errors import TriremeError
 
-PARTS = ("verdict", "pushed", "skipped", "failure", "end")
+PARTS = ("data", "verdict", "pushed", "skipped", "failure", "end")
 _FOLDER = "outcomes"
 
 

@@ -23,7 +23,7 @@ from trainer.errors import BadInput, WorldFailure
 from trainer.storage import Conflict, NotFound
 from trainer.storage.parallel import for_each
 
-__all__ = ["Conflict", "Registry", "Version"]
+__all__ = ["Broken", "BrokenRecord", "Conflict", "Registry", "Version"]
 
 RECORD = "record.json"
 POINTER = "champion.json"
@@ -47,6 +47,25 @@ class Version:
     record: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Broken:
+    """What stands under a version's number and is none, because its record is missing or cannot be read.
+
+    Attributes:
+        number: As of a version.
+        uri: The folder or prefix of its files.
+        reason: What is wrong, beginning with the file's name.
+    """
+
+    number: int
+    uri: str
+    reason: str
+
+
+class BrokenRecord(WorldFailure):
+    """A version's `record.json` is not what a publisher wrote."""
+
+
 class Registry:
     """The versions of one model, on disk or in a bucket.
 
@@ -68,17 +87,21 @@ class Registry:
         self._now = now
 
     def versions(self) -> list[Version]:
-        """Return all versions that are published whole and not deleted, the oldest first."""
+        """Return all versions that are published whole and not deleted, the oldest first; a broken one is left out."""
+        return [version for version in self.survey() if isinstance(version, Version)]
+
+    def survey(self) -> list[Version | Broken]:
+        """Return what stands under the versions' numbers and is not deleted, the oldest first, broken or not."""
         retired = self._read()[0]["retired"]
         numbers = [number for number in self._numbers() if number not in retired]
-        found = for_each(self._load, numbers, _NUM_THREADS)
-        return [version for version in found if version]
+        return [found for found in for_each(self._look, numbers, _NUM_THREADS) if found]
 
     def version(self, number: int) -> Version:
         """Return one version.
 
         Raises:
             BadInput: There is no such version.
+            BrokenRecord: Its record is missing or cannot be read.
         """
         found = None if number in self._read()[0]["retired"] else self._load(number)
         if found is None:
@@ -89,16 +112,18 @@ class Registry:
         """Return the champion, or None before the first promotion.
 
         Raises:
-            WorldFailure: The pointer names a version that is not there: somebody deleted it by hand.
+            WorldFailure: The pointer names a version that is not there, or whose record is broken (`BrokenRecord`).
         """
         number = self.champion_number()
         if number is None:
             return None
-        found = self._load(number)
+        way_out = "promote another, roll back or restore it"
+        try:
+            found = self._load(number)
+        except BrokenRecord as error:
+            raise BrokenRecord(f"{error}; version {number} is the champion: {way_out}") from error
         if found is None:
-            raise WorldFailure(
-                f"{self._pointer}: the champion, version {number}, is not there; promote another, roll back or restore it"
-            )
+            raise WorldFailure(f"{self._pointer}: the champion, version {number}, is not there; {way_out}")
         return found
 
     def champion_number(self) -> int | None:
@@ -143,7 +168,7 @@ class Registry:
         Raises:
             Conflict: Another champion was made meanwhile: judge again, against that one.
             BadInput: There is no such version, or it is the champion already.
-            WorldFailure: A file of it is not as it was published.
+            WorldFailure: A file of it is not as it was published, or its record is broken (`BrokenRecord`).
         """
         event_id = secrets.token_hex(8)
         while True:
@@ -157,7 +182,7 @@ class Registry:
                 )
             if version == state["champion"]:
                 raise BadInput(f"{self.uri}: version {version} is the champion already")
-            promoted = None if version in state["retired"] else self._load(version)
+            promoted = None if version in state["retired"] else self._usable(version)
             if promoted is None:
                 raise BadInput(f"{self.uri}: has no version {version} to promote")
             if verified:
@@ -180,7 +205,7 @@ class Registry:
         standing = _standing(state["history"])
         if len(standing) < 2:
             raise BadInput(f"{self.uri}: there is no earlier champion to roll back to")
-        restored = self._load(standing[-2])
+        restored = self._usable(standing[-2])
         if restored is None:
             raise WorldFailure(f"{self.uri}: version {standing[-2]} is not there any more; promote another one")
         self._need_unchanged(restored)
@@ -219,7 +244,7 @@ class Registry:
         """Delete versions but for the newest and all that ever were champion; return the numbers of the deleted.
 
         Args:
-            keep_newest: How many of the newest to keep, at least 1.
+            keep_newest: How many of the newest to keep, at least 1. Whose record is broken is neither counted nor deleted.
 
         Raises:
             BadInput: `keep_newest` is less than 1.
@@ -252,16 +277,23 @@ class Registry:
     def _numbers(self) -> list[int]:
         return sorted(int(name) for name in storage.list_folders(self.uri) if re.fullmatch(r"[1-9][0-9]*", name))
 
-    def _findings(self, number: int) -> list[str]:
+    def _usable(self, number: int) -> Version | None:
         try:
-            found = self._load(number)
-        except BadInput as error:  # the others are looked at all the same
-            return [f"version {number}: {error}"]
-        if found is None:
-            return [
-                f"version {number}: {RECORD}: is missing, so it is no version, and yet TensorFlow Serving would serve it"
-            ]
-        return _differences(found)
+            return self._load(number)
+        except BrokenRecord as error:
+            raise BrokenRecord(f"{error}; restore it, or promote another one") from error
+
+    def _look(self, number: int) -> Version | Broken | None:
+        try:
+            return self._load(number)
+        except BrokenRecord as error:  # the others are looked at all the same
+            return Broken(number, self._at(number), str(error).removeprefix(f"{self._at(number)}/"))
+
+    def _findings(self, number: int) -> list[str]:
+        found = self._look(number)
+        if isinstance(found, Broken):
+            return [f"version {number}: {found.reason}"]
+        return _differences(found) if found else []
 
     def _need_unchanged(self, version: Version) -> None:
         if found := _differences(version):
@@ -271,10 +303,16 @@ class Registry:
     def _load(self, number: int) -> Version | None:
         if not storage.exists(self._at(number)):
             return None  # in a bucket the record alone may be there before its publication is complete
-        record, generation = storage.read_json(storage.join(self._at(number), RECORD))
-        if generation and not isinstance(record, dict):
-            raise BadInput(f"{storage.join(self._at(number), RECORD)}: must hold an object")
-        return Version(number, self._at(number), record) if generation else None
+        uri = storage.join(self._at(number), RECORD)
+        try:
+            record, generation = storage.read_json(uri)
+        except BadInput as error:
+            raise BrokenRecord(str(error)) from error
+        if not generation:
+            raise BrokenRecord(f"{uri}: is missing, so it is no version, and yet TensorFlow Serving would serve it")
+        if fault := _fault(record):
+            raise BrokenRecord(f"{uri}: {fault}")
+        return Version(number, self._at(number), record)
 
     def _read(self) -> tuple[dict[str, Any], int]:
         state, generation = storage.read_json(self._pointer)
@@ -317,9 +355,31 @@ def _digest(files: dict[str, dict[str, Any]]) -> str:
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
+def _fault(record: Any) -> str | None:
+    """What keeps a record from being read, so that nobody meets it halfway through."""
+    if not isinstance(record, dict):
+        return "must hold an object"
+    if missing := [name for name in ("files", "digest") if name not in record]:
+        return f"has no {' and no '.join(missing)}"
+    files = record["files"]
+    if not isinstance(files, dict) or not all(
+        isinstance(file, dict) and isinstance(file.get("bytes"), int) and isinstance(file.get("sha256"), str)
+        for file in files.values()
+    ):
+        return "files must give `bytes` and `sha256` of each file"
+    if not isinstance(record["digest"], str):
+        return "digest must be a text"
+    for name in ("metrics", "intervals", "verdict"):
+        if not isinstance(record.get(name) or {}, dict):
+            return f"{name} must be an object"
+    if not all(value is None or isinstance(value, int | float) for value in (record.get("metrics") or {}).values()):
+        return "metrics must be numbers"
+    return None
+
+
 def _differences(version: Version) -> list[str]:
-    files = version.record.get("files")
-    if not isinstance(files, dict) or _digest(files) != version.record.get("digest"):
+    files = version.record["files"]
+    if _digest(files) != version.record["digest"]:
         return [f"version {version.number}: {RECORD}: its table of files is not the one that was published"]
 
     def check(name: str) -> str | None:

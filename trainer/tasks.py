@@ -128,12 +128,15 @@ def fingerprint_data(data: str, seed: int, root: str, code: str, run: str, sched
     the cache would answer with prepared data that was deleted, `again` is another than the last time, and it does not.
     """
     from trainer.cached import again, key_of
-    from trainer.data.fingerprint import fingerprint, source_of
+    from trainer.data.fingerprint import digest_of, source_of, wanted_files
     from trainer.data.window import moment_of, settled
 
     config = settled(parse_json(DataConfig, data, path="data"), moment_of(scheduled) or datetime.now(UTC))
     until = config.window.until if config.window else None
-    found = {"until": until, "digest": fingerprint(source_of(config) or "", config.window)}
+    files = wanted_files(source_of(config) or "", config.window)
+    found = {"until": until, "digest": digest_of(files)}
+    if root and run:
+        note(root, run, "data", {**found, "num_files": len(files)})  # for `trireme explain-cache`
     say(f"{config.subject}: {found['digest'][:23]}" + (f", {config.window.days} days until {until}" if until else ""))
     return json.dumps(found | ({"again": anew} if (anew := again(root, key_of(data, seed, code, found), run)) else {}))
 

@@ -26,6 +26,7 @@ from typing import Any
 import yaml
 
 from pipelines.config import Config
+from pipelines.stopping import Stopped
 from pipelines.targets.containers import Containers
 from pipelines.targets.output import TaskOutput
 from pipelines.targets.processes import Processes
@@ -147,7 +148,7 @@ def _execute(work: _Run) -> BaseException | None:
         except KeyboardInterrupt as error:
             return error
         except Exception as error:
-            return _Stopped(came[0]) if came else work.tasks.explained(error)
+            return Stopped(came[0]) if came else work.tasks.explained(error)
         finally:
             work.exit_codes = work.tasks.end()
             work.output.close()
@@ -179,15 +180,7 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 def _refuse_more(came: list[int], task: str) -> None:
     """kfp goes on with the tasks that do not need one that was stopped. Once a signal came, only the exit task starts."""
     if came and task != _EXIT_TASK:
-        raise _Stopped(came[0])
-
-
-class _Stopped(KeyboardInterrupt):
-    """A signal ended the run."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
+        raise Stopped(came[0])
 
 
 @contextlib.contextmanager
@@ -199,7 +192,7 @@ def _stop_signals(tasks: Containers | Processes) -> Iterator[list[int]]:
     def stop(number: int, _: Any) -> None:
         came.append(number)
         if len(came) > 1 or not tasks.forward(number):
-            raise _Stopped(number)
+            raise Stopped(number)
 
     before = {number: signal.signal(number, stop) for number in tasks.signals}
     try:
@@ -265,7 +258,7 @@ def _explained(work: _Run, records: dict[str, Any], failure: BaseException | Non
     failed = [record for record in records.values() if record["status"] == "failed"]
     task = failed[0]["task"] if failed else _silent(work, records) or work.output.task
     log = f"\n  log: {work.folder / 'logs' / f'{task}.log'}" if task else ""
-    if isinstance(failure, _Stopped) and failure.number == signal.SIGTERM and not failed:
+    if isinstance(failure, Stopped) and failure.number == signal.SIGTERM and not failed:
         return EXIT_PREEMPTED, f"ended by SIGTERM in {task or 'no task'}; run again{log}"
     if isinstance(failure, KeyboardInterrupt) and getattr(failure, "number", signal.SIGINT) == signal.SIGINT:
         return EXIT_INTERRUPTED, f"interrupted in {task or 'no task'}" + (

@@ -31,6 +31,9 @@ from trainer.errors import BadInput
 _LABEL = re.compile(r"^trireme: (\{.*\})$", re.MULTILINE)
 _QUIET = timedelta(seconds=90)
 _UTC = zone_of("UTC")
+_MOST_MOMENTS = (
+    20_000  # that are compared of a schedule: two weeks of every minute, and longer than a year of every hour
+)
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,53 @@ def translated(name: str, schedule: ScheduleConfig, now: datetime) -> str:
         return server_cron(cron, zone, first)
     except BadInput as error:
         raise BadInput(f"schedules.{name}.cron = {schedule.cron} in {schedule.timezone}: {error}") from None
+
+
+def coincidences(config: Config, now: datetime) -> list[str]:
+    """A sentence for each two enabled schedules that start the same run at the same moment within a year.
+
+    They may: the second then trains what the first trains, on nodes that are paid for twice.
+    """
+    enabled = {name: one for name, one in config.schedules.items() if one.enabled}
+    said = []
+    for (name, one), (other, two) in itertools.combinations(enabled.items(), 2):
+        if one.version != two.version or _settings(config, name) != _settings(config, other):
+            continue
+        if (moment := _first_common(one, two, now)) is None:
+            continue
+        local = dict.fromkeys(
+            f"{moment.astimezone(zone_of(z)):%a %Y-%m-%d %H:%M %Z}" for z in (one.timezone, two.timezone)
+        )
+        said.append(
+            f"{name} and {other} both run at {', '.join(local)} ({moment:%Y-%m-%d %H:%M} UTC) with the same settings, so"
+            " one of the two runs is for nothing; change a cron, or give one of them overrides"
+        )
+    return said
+
+
+def _settings(config: Config, name: str) -> dict[str, Any]:
+    return config.scheduled(name).model_dump(exclude={"schedules"})
+
+
+def _first_common(one: ScheduleConfig, two: ScheduleConfig, now: datetime) -> datetime | None:
+    """The first moment of both, in UTC; those that the file means, which the server keeps while it is applied."""
+    begin = max([now, *(moment for moment in (one.start_time, two.start_time) if moment is not None)])
+    end = min([begin + timedelta(days=366), *(moment for moment in (one.end_time, two.end_time) if moment is not None)])
+    left, right = (
+        itertools.islice(
+            parse_cron(each.cron).moments(begin - timedelta(minutes=1), zone_of(each.timezone)), _MOST_MOMENTS
+        )
+        for each in (one, two)
+    )
+    first, second = next(left, None), next(right, None)
+    while first and second and max(first, second) <= end:
+        if first == second:
+            return first
+        if first < second:
+            first = next(left, None)
+        else:
+            second = next(right, None)
+    return None
 
 
 def recurring_runs(server: Server, config: Config) -> list[Found]:
@@ -312,7 +362,7 @@ class Health:
 
     name: str
     state: str
-    """`running`, `paused`, `missing` or `changed` (the server's differs from the file)."""
+    """`running`, `paused`, `missing`, `disabled` (by the file) or `changed` (the server's differs from the file)."""
     next_at: datetime | None
     last: kubeflow.Ended | None
     late_since: datetime | None
@@ -328,18 +378,20 @@ def health(
     mine = [one for one in found if one.owner == config.kubeflow.owner and one.name == wanted.name]
     live = [one for one in mine if one.enabled]
     if not mine:
-        return Health(wanted.name, "missing", None, None, None, 0, not wanted.enabled)
+        state = "missing" if wanted.enabled else "disabled"
+        return Health(wanted.name, state, None, None, None, 0, not wanted.enabled)
     now = server.clock.now()
     runs = sorted(_runs_of(server, mine), key=lambda run: run.created_at, reverse=True)
     ended = [run for run in runs if run.state in kubeflow.ENDED]
     in_a_row = len(list(itertools.takewhile(lambda run: run.state == "FAILED", ended)))
-    state, next_at, late = "paused", None, None
+    state, next_at, late = "paused" if wanted.enabled else "disabled", None, None
     if live:
         state = "running" if live[0].spec == wanted.spec else "changed"
         next_at = next(parse_server_cron(live[0].cron).moments(max(now, live[0].start or now), _UTC), None)
         late = _late(live[0], runs, now, grace)
     last = kubeflow.describe(runs[0], config) if runs else None
-    ok = late is None and in_a_row < failures and (bool(live) or not wanted.enabled)
+    # One that is to stand still, and does, is well whatever its last runs were.
+    ok = (late is None and in_a_row < failures and bool(live)) or state == "disabled"
     return Health(wanted.name, state, next_at, last, late, in_a_row, ok)
 
 

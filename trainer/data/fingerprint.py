@@ -36,7 +36,12 @@ def fingerprint(source: str, window: DataWindow | None = None) -> str:
 
     With a window, the pattern has a `{date}`, and the files of its days count.
     """
-    return f"sha256:{hashlib.sha256(json.dumps(wanted_files(source, window), sort_keys=True).encode()).hexdigest()}"
+    return digest_of(wanted_files(source, window))
+
+
+def digest_of(files: dict[str, str]) -> str:
+    """The digest of what `wanted_files` found."""
+    return f"sha256:{hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()}"
 
 
 def wanted_files(source: str, window: DataWindow | None = None) -> dict[str, str]:
@@ -56,6 +61,11 @@ def wanted_files(source: str, window: DataWindow | None = None) -> dict[str, str
         folder, _, name = source.rstrip("/").rpartition("/")
         found = {key: version for key, version in storage.versions(folder).items() if key == name}
     return found
+
+
+def is_seen(source: str) -> bool:
+    """Whether this machine sees the folder of a source; of a bucket that is asked for when it is read."""
+    return storage.is_remote(source) or Path(_split(source)[0]).expanduser().exists()
 
 
 def _split(source: str) -> tuple[str, str | None]:
