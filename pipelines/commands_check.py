@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.commands_kubeflow import access_flags, connect
 from pipelines.flags import exit_codes
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, TriremeError
+from trainer.errors import EXIT_DONE, TriremeError
 
 if TYPE_CHECKING:
     from pipelines.config import Config
