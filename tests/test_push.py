@@ -196,3 +196,29 @@ def test_a_failed_serving_check_keeps_a_good_model_out(tmp_path, digits_examples
     assert run.evaluate_and_judge() is False
     verdict = json.loads((tmp_path / "run" / "verdict" / "verdict.json").read_text())
     assert verdict["reasons"][0] == "serving check: it loads in time does not hold: 90 s"
+
+
+def test_a_broken_record_stops_no_run_unless_it_is_the_champions(tmp_path, digits_examples, digits_model, capsys):
+    first, second, third = (
+        Run(tmp_path / name, tmp_path / "models", digits_examples, digits_model)
+        for name in ("first", "second", "third")
+    )
+    assert first.evaluate_and_judge()
+    assert first.push()["version"] == 1
+    models = Registry(tmp_path / "models", "digits")
+    broken = models.publish(digits_model, {}).number
+    spoil(tmp_path / "models" / "digits" / str(broken))
+    assert second.evaluate_and_judge()
+    pushed = second.push()
+    assert (pushed["version"], pushed["promoted"], models.champion_number()) == (3, True, 3)
+    spoil(tmp_path / "models" / "digits" / "3")
+    with pytest.raises(SystemExit):
+        third.evaluate_and_judge()
+    assert "3/record.json: is not JSON" in (told := capsys.readouterr().err)
+    assert "version 3 is the champion: promote another, roll back or restore it" in told.splitlines()[-1]
+
+
+def spoil(version):
+    """A record that was cut off."""
+    (version / "record.json").unlink()
+    (version / "record.json").write_text("{")
