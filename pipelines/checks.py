@@ -8,14 +8,18 @@ import contextlib
 import json
 import secrets
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.config import Config
+from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, EXIT_FAILED, BadInput, TriremeError
 
 if TYPE_CHECKING:
     from pipelines.targets.access import Server
+
+
+_SUBJECTS = {"data.name": "builder", "train.model": "model", "train.optimizer": "optimizer"}
 
 
 class Finding(NamedTuple):
@@ -27,17 +31,71 @@ class Finding(NamedTuple):
     """What was looked at."""
     message: str
     """What was found and, where it is not well, what to do."""
+    exit_code: int = EXIT_DONE
+    """Of `failed`: 2 where something that a person gave has to change, 1 where the world failed while we looked."""
 
 
-def check(config: Config) -> list[Finding]:
-    """Looks at the dataset, the schema and the image of a configuration that is valid in itself."""
+def check(config: Config, *, is_for_cluster: bool = False) -> list[Finding]:
+    """Looks at the names, the dataset, the schema and the image of a configuration that is valid in itself.
+
+    Args:
+        config: The configuration.
+        is_for_cluster: Whether the tasks run in the image alone, which may have modules that are not here.
+    """
+    own = list(_own(config, is_for_cluster=is_for_cluster))
+    # A builder that cannot be imported is no dataset, and a second import would take as long as the first.
+    has_builder = all(finding.state == "passed" for finding in own if finding.subject == _SUBJECTS["data.name"])
     return [
         Finding("passed", "configuration", f"{config.name}: every setting is valid and they fit one another"),
-        _dataset(config),
+        *own,
+        *([_dataset(config)] if has_builder else []),
+        *_warm_start(config),
         *_schema(config),
         _image(config),
         _code(config),
     ]
+
+
+def exit_code_of(findings: Iterable[Finding]) -> int:
+    """2 where anything has to change, else 1 where anything could not be looked at, else 0: as a run would end."""
+    return max((finding.exit_code for finding in findings), default=EXIT_DONE)
+
+
+def _refused(subject: str, message: str) -> Finding:
+    return Finding("failed", subject, message, EXIT_BAD_INPUT)
+
+
+def _failed(subject: str, error: TriremeError) -> Finding:
+    return Finding("failed", subject, str(error), EXIT_BAD_INPUT if isinstance(error, BadInput) else EXIT_FAILED)
+
+
+def _own(config: Config, *, is_for_cluster: bool) -> Iterator[Finding]:
+    """Whether a person's own names lead to something that can be called as it will be."""
+    from trainer.own_trial import try_own
+
+    for trial in try_own(config.data, config.train, config.evaluate):
+        subject = _SUBJECTS.get(trial.setting) or ("metric" if "own_metrics" in trial.setting else "slice")
+        if trial.fault is None:
+            shown = f"{trial.setting} = {json.dumps(trial.value)}"
+            yield Finding("passed", subject, f"{shown} is there and takes what it will be given")
+        elif trial.is_missing and is_for_cluster:
+            yield Finding("warning", subject, f"{trial.fault}; {config.cluster.image} must have it")
+        else:
+            yield _refused(subject, trial.fault)
+
+
+def _warm_start(config: Config) -> Iterator[Finding]:
+    """Whether there are weights to begin with."""
+    if config.train.warm_start is None:
+        return
+    from trainer.warm_start import check_source
+
+    try:
+        check_source(config.train.warm_start)
+    except TriremeError as error:
+        yield _failed("warm start", error)
+    else:
+        yield Finding("passed", "warm start", f"{config.train.warm_start.source} holds weights")
 
 
 def _dataset(config: Config) -> Finding:
@@ -47,7 +105,6 @@ def _dataset(config: Config) -> Finding:
     """
     from trainer.data.sources import open_source
     from trainer.data.tfds_source import describe_builder
-    from trainer.errors import TriremeError
 
     if config.data.source != "tfds":
         return _files(config)
@@ -56,13 +113,11 @@ def _dataset(config: Config) -> Finding:
         if description.prepared:
             open_source(config.data, None)
     except TriremeError as error:
-        return Finding("failed", "dataset", str(error))
+        return _failed("dataset", error)
     if not description.prepared and config.data.download:
         return Finding("warning", "dataset", f"{description.full_name} will be fetched into {description.folder}")
     if not description.prepared:
-        return Finding(
-            "failed", "dataset", f"{description.full_name} is not in {description.folder}; set data.download"
-        )
+        return _refused("dataset", f"{description.full_name} is not in {description.folder}; set data.download")
     return Finding("passed", "dataset", f"{description.full_name} is in {description.folder}")
 
 
@@ -73,7 +128,6 @@ def _files(config: Config) -> Finding:
     from trainer.data.fingerprint import wanted_files
     from trainer.data.sources import open_source
     from trainer.data.window import days_of
-    from trainer.errors import TriremeError
 
     data = config.data
     try:
@@ -81,21 +135,19 @@ def _files(config: Config) -> Finding:
         if found and not storage.is_remote(data.path):
             open_source(data, None)
     except TriremeError as error:
-        return Finding("failed", "dataset", str(error))
+        return _failed("dataset", error)
     window = ""
     if data.window is not None:
         days = days_of(data.window, datetime.now(UTC))
         rows = f", rows by {data.window.column}" if data.window.column else ""
         window = f"{rows} of {days[0]} to {days[-1]}"
     if not found:
-        return Finding("failed", "dataset", f"data.path = {data.path}: there are no files{window}")
+        return _refused("dataset", f"data.path = {data.path}: there are no files{window}")
     return Finding("passed", "dataset", f"{data.path}: {len(found):,} file{'s' if len(found) > 1 else ''}{window}")
 
 
 def _schema(config: Config) -> Iterator[Finding]:
     """Whether the file that the data is to be validated with can be read and is a schema."""
-    from trainer.errors import BadInput
-
     if config.validate_data is None or config.validate_data.schema_file is None:
         return
     from pipelines.training import schema_text
@@ -103,7 +155,7 @@ def _schema(config: Config) -> Iterator[Finding]:
     try:
         schema_text(config)
     except BadInput as error:
-        yield Finding("failed", "schema", str(error))
+        yield _failed("schema", error)
     else:
         yield Finding("passed", "schema", f"{config.validate_data.schema_file} can be read")
 
@@ -114,14 +166,13 @@ def _image(config: Config) -> Finding:
     if "@sha256:" in image:
         return Finding("passed", "image", f"{image} is fixed by its digest")
     if tag in ("", "latest"):
-        return Finding("failed", "image", f"cluster.image = {image}: names no fixed version; give a tag or a digest")
+        return _refused("image", f"cluster.image = {image}: names no fixed version; give a tag or a digest")
     return Finding("passed", "image", f"{name} has the tag {tag}")
 
 
 def _code(config: Config) -> Finding:
     """Whether the image holds this checkout's code, where a Docker engine here has the image."""
     from pipelines.targets.containers import code_remark, connect, image_labels
-    from trainer.errors import TriremeError
 
     image = config.cluster.image
     try:
@@ -156,17 +207,15 @@ def check_cluster(config: Config, now: datetime, connect: Callable[[], "Server"]
 def _root(config: Config) -> Iterator[Finding]:
     """Whether things can be written to and read from the root, with the account of whoever asks."""
     from trainer import storage
-    from trainer.errors import TriremeError
 
     root = config.cluster.pipeline_root
     if root is None:
-        yield Finding("failed", "root", "cluster.pipeline_root = null: name one, such as gs://bucket/trireme")
+        yield _refused("root", "cluster.pipeline_root = null: name one, such as gs://bucket/trireme")
         return
     if "://" not in root and not any(
         root == one.path or root.startswith(f"{one.path}/") for one in config.cluster.volumes
     ):
-        yield Finding(
-            "failed",
+        yield _refused(
             "root",
             f"{root} is a folder in each pod by itself; take a bucket, or mount a claim there (cluster.volumes)",
         )
@@ -180,7 +229,7 @@ def _root(config: Config) -> Iterator[Finding]:
         storage.read_json(storage.join(probe, "probe.json"))
         storage.delete_prefix(probe)
     except TriremeError as error:
-        yield Finding("failed", "root", str(error))
+        yield _failed("root", error)
         return
     yield Finding("passed", "root", f"{root} can be read and written by you")
     yield Finding(
@@ -214,8 +263,7 @@ def _hardware(config: Config) -> Iterator[Finding]:
     if config.cluster.num_parameter_servers:
         yield Finding("passed", "hardware", f"{strategy} on {place}, each at its own pace")
     elif batch < replicas:
-        yield Finding(
-            "failed",
+        yield _refused(
             "hardware",
             f"train.global_batch_size = {batch}: is less than one example for each of {replicas} replicas ({place});"
             " give a larger batch or fewer of them",
@@ -274,7 +322,6 @@ def _launcher(config: Config) -> Iterator[Finding]:
 def _schedules(config: Config, now: datetime) -> Iterator[Finding]:
     from pipelines.cron import parse_cron, preview, zone_of
     from pipelines.targets.schedules import coincidences, translated
-    from trainer.errors import BadInput
 
     for sentence in coincidences(config, now):
         yield Finding("warning", "schedule", sentence)
@@ -282,7 +329,7 @@ def _schedules(config: Config, now: datetime) -> Iterator[Finding]:
         try:
             translated(name, schedule, now)
         except BadInput as error:
-            yield Finding("failed", "schedule", str(error))
+            yield _failed("schedule", error)
             continue
         zone = zone_of(schedule.timezone)
         following = preview(parse_cron(schedule.cron), zone, max(now, schedule.start_time or now), 1)[0]
@@ -300,18 +347,16 @@ def _schedules(config: Config, now: datetime) -> Iterator[Finding]:
 
 def _server(config: Config, connect: Callable[[], "Server"]) -> Iterator[Finding]:
     """Whether it answers, what it is, and whether each thing that we use of it works; probed, not concluded from a version."""
-    from trainer.errors import TriremeError
-
     try:
         server = connect()
         health = server.call("say how it is", lambda client: client.get_kfp_healthz(), attempts=2)
     except TriremeError as error:
-        yield Finding("failed", "server", str(error))
+        yield _failed("server", error)
         return
     yield Finding("passed", "server", f"{server.access.host} answers; version {_version(server)}")
     namespace = server.access.namespace
     if health.multi_user and not namespace:
-        yield Finding("failed", "namespace", "the server keeps users apart; give --namespace or kubeflow.namespace")
+        yield _refused("namespace", "the server keeps users apart; give --namespace or kubeflow.namespace")
         return
     if namespace and not health.multi_user:
         yield Finding("warning", "namespace", f"the server does not keep users apart; {namespace} means nothing to it")
@@ -325,14 +370,13 @@ def _server(config: Config, connect: Callable[[], "Server"]) -> Iterator[Finding
         try:
             server.call(f"list {name}", probe, attempts=2)
         except TriremeError as error:
-            yield Finding("failed", name, str(error))
+            yield _failed(name, error)
         else:
             yield Finding("passed", name, "can be listed")
 
 
 def _version(server: "Server") -> str:
     """What the server says of itself at the older address; the newer has no version."""
-    from trainer.errors import TriremeError
 
     def ask(client: Any) -> Any:
         api = client._run_api.api_client

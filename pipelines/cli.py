@@ -13,6 +13,7 @@ from pipelines.commands_predict import add_predict_command
 from pipelines.flags import Parser, exit_codes
 from pipelines.stopping import ended_by, sigterm_raises
 from trainer.errors import EXIT_DONE, EXIT_FAILED, EXIT_NOT_BLESSED, BadInput, TriremeError
+from trainer.own_code import look_beside
 
 _EXAMPLES = """\
 examples:
@@ -52,6 +53,8 @@ def _call(arguments: argparse.Namespace) -> int:
         empty = not value.strip() if isinstance(value, str) else value == []
         if empty and name != "overrides":  # a variable of a script that is not set
             raise BadInput(f"--{name.replace('_', '-')}: is empty; give it a value, or leave it out if it is optional")
+    if "config" in arguments:
+        look_beside(arguments.config)
     return arguments.command(arguments)
 
 

@@ -1,14 +1,16 @@
 """The commands that say beforehand whether a run can work, and what of it would come from the cache."""
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pipelines.commands_kubeflow import access_flags, connect
 from pipelines.flags import exit_codes
-from trainer.errors import EXIT_BAD_INPUT, EXIT_DONE, TriremeError
+from trainer.errors import EXIT_DONE, TriremeError
 
 if TYPE_CHECKING:
     from pipelines.config import Config
@@ -49,8 +51,9 @@ def _check(arguments: argparse.Namespace) -> int:
     from trainer.storage import patience
 
     config = load_config(arguments.config, arguments.overrides)
-    with patience(_PATIENCE_SECS):
-        findings = checks.check(config)
+    # What a builder of one's own prints when it is imported must not stand between the findings.
+    with patience(_PATIENCE_SECS), contextlib.redirect_stdout(sys.stderr):
+        findings = checks.check(config, is_for_cluster=arguments.target == "kubeflow")
         if arguments.target == "kubeflow":
             from pipelines.targets.access import system_clock
 
@@ -60,7 +63,7 @@ def _check(arguments: argparse.Namespace) -> int:
     else:
         for finding in findings:
             print(f"{finding.state:<8}{finding.subject}: {finding.message}")
-    return EXIT_BAD_INPUT if any(finding.state == "failed" for finding in findings) else EXIT_DONE
+    return checks.exit_code_of(findings)
 
 
 def _explain(arguments: argparse.Namespace) -> int:

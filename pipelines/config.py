@@ -92,7 +92,8 @@ class ClusterConfig(GroupConfig):
     and 1Gi in each pod of a job of many pods."""
     timeout_secs: Annotated[int, Field(ge=1, le=_MOST_SECS)] | None = None
     """Longest time of the training's pod, after which it is killed and counts as failed; of the whole job with a launcher of
-    many pods. None: no limit; for a job of many pods seven days, lest it outlive its launcher."""
+    many pods. Longer than `start_timeout_secs` where processes wait for one another. None: no limit; for a job of many pods
+    seven days, lest it outlive its launcher."""
     service_account: Name | None = None
     """Kubernetes service account of the runs' pods. None: the server's own, `pipeline-runner`."""
     secrets: list[pods.Secret] = []
@@ -158,6 +159,13 @@ class ClusterConfig(GroupConfig):
             yield Problem(
                 "shared_memory", self.shared_memory, f"counts as memory, of which cluster.memory allows {self.memory}"
             )
+        waits = self.is_several or self.launcher != "local"
+        if waits and self.timeout_secs is not None and self.timeout_secs <= self.start_timeout_secs:
+            yield Problem(
+                "timeout_secs", self.timeout_secs, "ends the training before its processes have waited for one another"
+                f" (cluster.start_timeout_secs is {self.start_timeout_secs:g}), and nobody learns which is missing; give more"
+                " than that, or wait less",
+            )  # fmt: skip
         yield from self._launcher_problems()
         taken = {"/dev/shm": "cluster.shared_memory"} if self.shared_memory else {}  # noqa: S108
         if self.launcher != "local":  # what manifests/ and the TFJob mount themselves

@@ -4,6 +4,7 @@ compile_pipeline(config, Path("digits.yaml"))      # the same configuration give
 """
 
 import contextlib
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -214,15 +215,23 @@ def schema_text(config: Config) -> str:
     if config.validate_data is None or config.validate_data.schema_file is None:
         return ""
     file = Path(config.validate_data.schema_file)
+    shown = f"validate_data.schema_file = {json.dumps(str(file))}"
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8"
-        raise BadInput(f"validate_data.schema_file = {file}: cannot be read: {reason}") from None
+        where = (
+            ""
+            if file.is_absolute()
+            else f" ({file.absolute()}; a relative path counts from where the command is started)"
+        )
+        raise BadInput(
+            f"validate_data.schema_file = {json.dumps(str(file))}: cannot be read: {reason}{where}"
+        ) from None
     schema = read_schema(text, path=str(file)).to_text()
     if len(schema.encode()) > _LONGEST_SCHEMA_BYTES:
         raise BadInput(
-            f"validate_data.schema_file = {file}: has {len(schema.encode()):,} bytes; it travels as an argument, which"
+            f"{shown}: has {len(schema.encode()):,} bytes; it travels as an argument, which"
             f" holds {_LONGEST_SCHEMA_BYTES:,}: leave out `values` of features that have many"
         )
     return schema

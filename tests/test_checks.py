@@ -74,7 +74,7 @@ def test_everything_that_a_run_needs_is_looked_at(operator: Operator, gcs: str) 
         (["cluster.image=trireme"], "image", "failed", "give a tag or a digest"),
         (["cluster.image=trireme:latest"], "image", "failed", "give a tag or a digest"),
         (["cluster.image=r.example.org:5000/trireme@sha256:" + "0" * 64], "image", "passed", "fixed by its digest"),
-        (["validate_data.schema_file=none.json"], "schema", "failed", "schema_file = none.json: cannot be read: No such file"),
+        (["validate_data.schema_file=none.json"], "schema", "failed", "none.json; a relative path counts from where the"),
         (["validate_data.schema_file=pyproject.toml"], "schema", "failed", "is not JSON"),
         (["cluster.pipeline_root=/somewhere"], "root", "failed", "is a folder in each pod by itself"),
         (["cluster.pipeline_root=null"], "root", "failed", "name one, such as gs://bucket/trireme"),
@@ -290,3 +290,63 @@ def test_check_looks_for_the_splits_and_columns_that_are_asked_for(operator: Ope
     assert 'data.label_key = "lable": there is no such column; did you mean label?' in found["dataset"][1]
     found = findings(operator, "--set", f"data={json.dumps(data | {'label_key': 'label'})}")
     assert found["dataset"][0] == "passed"
+
+
+def test_a_check_ends_as_the_run_would(operator: Operator, gcs: str) -> None:
+    there = ("--set", f"cluster.pipeline_root={gcs}/trireme")
+    assert operator("check", "@", "--target", "kubeflow", *there).code == 0
+    operator.server.fail("GET", "runs", status=500, times=9)
+    said = operator("check", "@", "--target", "kubeflow", "--json", *there)
+    assert [one["exit_code"] for one in json.loads(said.out) if one["subject"] == "runs"] == [1]
+    assert said.code == 1  # the world failed, and nothing has to change
+    assert operator("check", "@", "--target", "kubeflow", "--set", "cluster.image=trireme", *there).code == 2
+
+
+def test_names_of_ones_own_are_tried_beside_the_configuration_file(operator: Operator, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (operator.folder / "prices.py").write_text("def cost(labels, answers): return 0.0")
+    operator.write(
+        "evaluate:\n  own_metrics:\n    cost: {function: prices:cost}\n  slices: [{function: prizes:cost}]\n"
+    )
+    found = findings(operator)
+    assert found["metric"] == (
+        "passed", 'evaluate.own_metrics.cost.function = "prices:cost" is there and takes what it will be given',
+    )  # fmt: skip
+    state, message = found["slice"]
+    assert state == "warning"  # on a cluster the image decides
+    assert message.endswith("and among what is installed); trireme:0.1.0 must have it")
+    said = operator("check", "@")
+    assert said.code == 2
+    assert 'failed  slice: evaluate.slices.0.function = "prizes:cost": cannot be imported' in said.out
+
+
+def test_what_a_builder_of_ones_own_prints_does_not_stand_between_the_findings(operator: Operator, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (operator.folder / "chatty.py").write_text("print('hello')\nfrom trainer.data.digits import Digits as Builder\n")
+    found = findings(operator, "--set", "data.name=chatty:Builder")
+    assert found["builder"][0] == "passed"
+    assert found["dataset"][0] in ("passed", "warning")
+
+
+def test_a_builder_of_ones_own_that_is_not_there_is_looked_for_once(operator: Operator) -> None:
+    said = operator("check", "@", "--set", "data.name=nowhere:Builder")
+    assert said.code == 2
+    assert 'failed  builder: data.name = "nowhere:Builder": cannot be imported' in said.out
+    assert "dataset:" not in said.out
+
+
+def test_weights_to_begin_with_must_be_there(operator: Operator, gcs: str) -> None:
+    from trainer import storage
+
+    storage.write_json(f"{gcs}/earlier/model.keras", 1)
+    (operator.folder / "step-00000230").mkdir()
+    (operator.folder / "step-00000230" / "variables.index").touch()
+    for source in (f"{gcs}/earlier", f"{gcs}/earlier/model.keras", f"{operator.folder}/step-00000230"):
+        found = findings(operator, "--set", f"train.warm_start.source={source}")
+        assert found["warm start"] == ("passed", f"{source} holds weights")
+    for source in (f"{gcs}/nothing", f"{operator.folder}/none.keras", str(operator.folder)):
+        state, message = findings(operator, "--set", f"train.warm_start.source={source}")["warm start"]
+        assert state == "failed"
+        assert message.startswith(
+            f'train.warm_start.source = "{source}": is no .keras file, no folder with model.keras'
+        )

@@ -119,8 +119,9 @@ def test_a_training_of_many_pods_takes_the_place_of_the_one_pods(compiled, launc
 
 
 def test_the_launching_pod_asks_for_no_accelerator_and_no_time_limit(configuration, tmp_path):
-    settings = ("cluster.gpu={type: nvidia-l4}", "cluster.memory=8Gi", "cluster.shared_memory=1Gi", "cluster.cpu='4'",
-                "cluster.timeout_secs=60", "cluster.launcher=trainjob", "cluster.tolerations=[{operator: Exists}]")  # fmt: skip
+    settings = ("cluster.gpu={type: nvidia-l4}", "cluster.memory=8Gi", "cluster.shared_memory=1Gi",
+                "cluster.cpu='4'", "cluster.timeout_secs=900", "cluster.launcher=trainjob",
+                "cluster.tolerations=[{operator: Exists}]")  # fmt: skip
     compile_pipeline(load_config(configuration(), [*GROUP, *settings]), tmp_path / "p.yaml")
     spec, *others = yaml.safe_load_all((tmp_path / "p.yaml").read_text())
     container = spec["deploymentSpec"]["executors"]["exec-train-distributed"]["container"]
@@ -208,5 +209,5 @@ def test_the_pipeline_holds_the_schema_itself_and_refuses_one_that_no_argument_c
 
     given = tasks_of(compiled_with(["a", "b"]))["validate-data"]["inputs"]["parameters"]["schema"]
     assert json.loads(given["runtimeValue"]["constant"])["label"]["values"] == ["a", "b"]
-    with pytest.raises(BadInput, match=r"schema.json: has 1[0-9]{2},[0-9]{3} bytes"):
+    with pytest.raises(BadInput, match=r'schema.json": has 1[0-9]{2},[0-9]{3} bytes'):
         compiled_with([f"{number:060}" for number in range(2000)])

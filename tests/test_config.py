@@ -126,6 +126,30 @@ def test_a_wrong_setting_is_not_said_to_be_missing_by_another(configuration):
         ("data.image_size=[8]", "data.image_size"),
         ("data.image_size=[8, 0]", "data.image_size.1 = 0: must be at least 1"),
         ("evaluate.thresholds.accuracy.value_threshold=2", "accuracy lies between 0 and 1"),
+        (
+            "evaluate.thresholds.macro_f1={value_threshold: 1, confidence: bound}",
+            "the lower end of an interval is below 1",
+        ),
+        (
+            "evaluate.thresholds.accuracy.change_threshold=2",
+            "change_threshold = 2.0: accuracy lies between 0 and 1, so two mo",
+        ),
+        ("evaluate.thresholds.roc_auc.change_threshold=-1.5", "two models differ by at most 1"),
+        ("evaluate.thresholds.brier.value_threshold=2.5", "value_threshold = 2.5: brier lies between 0 and 2"),
+        ("evaluate.thresholds.loss.value_threshold=-1", "value_threshold = -1.0: loss is at least 0"),
+        ("evaluate.thresholds.r2.value_threshold=1.5", "value_threshold = 1.5: r2 is at most 1"),
+        (
+            "evaluate.thresholds.loss={change_threshold: 1.5, relative: true}",
+            "none is better by more than the cham",
+        ),
+        (
+            "evaluate.thresholds.accuracy={change_threshold: -2, relative: true}",
+            "none is worse by more than the cham",
+        ),
+        (
+            "evaluate.slices=[{by: [label], thresholds: {accuracy: {change_threshold: 3}}}]",
+            "evaluate.slices.0.thresholds.accuracy.change_threshold = 3.0: accuracy lies between",
+        ),
         ("evaluate.thresholds.speed.value_threshold=2", "evaluate.thresholds.speed"),
         ("evaluate.thresholds.loss={}", "a threshold needs value_threshold, change_threshold or both"),
         ("evaluate.thresholds.acuracy.value_threshold=0.5", "did you mean accuracy?"),
@@ -185,10 +209,47 @@ def test_a_wrong_setting_is_refused_with_its_path_value_and_rule(configuration, 
             "must give every replica an example",
         ),
         (["train.optimizer_args={learning_rate: 1}"], "belongs to train.learning_rate"),
+        (
+            ["cluster.timeout_secs=300", "cluster.num_workers=2"],
+            "cluster.timeout_secs = 300: ends the training before its processes have waited for one another"
+            " (cluster.start_timeout_secs is 600)",
+        ),
+        (
+            ["cluster.timeout_secs=600", "cluster.launcher=trainjob"],
+            "cluster.timeout_secs = 600: ends the training before",
+        ),
     ],
 )
 def test_a_combination_that_cannot_work_is_refused(configuration, settings, message):
     assert message in refusal(configuration(), settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["cluster.timeout_secs=300"],  # one process waits for nobody
+        ["cluster.timeout_secs=300", "cluster.num_workers=2", "cluster.start_timeout_secs=60"],
+    ],
+)
+def test_a_limit_that_leaves_time_to_start_is_no_problem(configuration, settings):
+    load_config(configuration(), settings)
+
+
+@pytest.mark.parametrize(
+    "threshold",
+    [
+        "accuracy={change_threshold: 1.5, relative: true}",  # from 0.1 to 0.25
+        "accuracy={value_threshold: 1.0, change_threshold: -1}",
+        "brier={value_threshold: 1.5}",
+        "r2={value_threshold: -3, change_threshold: 7}",
+        "loss={value_threshold: 40, change_threshold: -30}",
+        "loss={change_threshold: -3, relative: true}",
+        "cost={value_threshold: -5, change_threshold: 80}",  # of one's own nothing is known
+    ],
+)
+def test_a_threshold_that_some_model_reaches_and_some_misses_is_taken(configuration, threshold):
+    own = "evaluate.own_metrics.cost.function=money:cost"
+    load_config(configuration(), [own, f"evaluate.thresholds.{threshold}"])
 
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 9))

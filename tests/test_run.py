@@ -17,7 +17,9 @@ name: tiny
 seed: 3
 data: {splits: {train: "train[:300]", validation: "train[300:340]", test: "test[:80]"}}
 train: {model: mlp, epochs: 8, learning_rate: 3e-3}
-evaluate: {thresholds: {accuracy: {value_threshold: 0.5, change_threshold: -0.2}}}
+evaluate:
+  thresholds: {accuracy: {value_threshold: 0.5, change_threshold: -0.2}}
+  own_metrics: {cost: {function: "shop:cost", lower_is_better: true}}
 """
 
 
@@ -65,6 +67,9 @@ def wait_for(process, text):
 def file(tmp_path_factory):
     file = tmp_path_factory.mktemp("config") / "tiny.yaml"
     file.write_text(TINY)
+    (file.parent / "shop.py").write_text(
+        "def cost(labels, answers): return float((answers.argmax(1) != labels).mean())\n"
+    )
     return file
 
 
@@ -92,6 +97,11 @@ def test_the_push_branch_ran_and_the_document_says_what_came_out(blessed):
     assert document["config"]["train"]["epochs"] == 8
     assert document["versions"]["kfp"]
     assert document["source"]["digest"].startswith("sha256:")
+
+
+def test_a_module_beside_the_configuration_file_is_found_by_the_tasks(blessed):
+    metrics = blessed[0]["metrics"]["test"]
+    assert metrics["cost"] == pytest.approx(1.0 - metrics["accuracy"])
 
 
 def test_the_same_document_is_in_the_run_directory_and_so_are_logs_and_report(blessed):
@@ -138,6 +148,7 @@ def test_a_training_of_many_pods_runs_on_this_machine_as_it_stands_with_the_same
     for metric, value in blessed[0]["metrics"]["test"].items():
         assert document["metrics"]["test"][metric] == pytest.approx(value, abs=1e-5), metric
     assert (Path(document["artifacts"]["model"]) / "train.json").is_file()
+    assert "train-model:" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -358,6 +358,25 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(train, examples, tm
     assert not (tmp_path / "model").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "said", "unsaid"),
+    [
+        ({}, ["lower train.learning_rate", "set train.clip_global_norm", "statistics.json", "train.nan_policy skip_step"],
+         ["precision"]),
+        ({"clip_norm": 0.5}, ["lower train.clip_norm (0.5)"], ["clip_global_norm"]),
+        ({"precision": "float16"}, ["set train.precision to float32 (it is float16)"], []),
+        ({"nan_policy": "skip_step"}, ["statistics.json"], ["nan_policy"]),
+        ({"loop": "keras_fit"}, ["lower train.learning_rate", "statistics.json"], ["clip", "nan_policy"]),
+    ],
+)  # fmt: skip
+def test_the_advice_against_a_loss_that_is_not_finite_names_settings_that_are_left_to_try(settings, said, unsaid):
+    from trainer.epochs import advice_against_nan
+
+    advice = advice_against_nan(parse(TrainConfig, settings))
+    assert all(part in advice for part in said)
+    assert not any(part in advice for part in unsaid)
+
+
 PLANTED = {"model": "small_models:planted", "keep_best": None}
 THREE = {"strategy": "mirrored", "num_virtual_devices": 3}
 

@@ -44,6 +44,7 @@ from trainer.errors import (
     TriremeError,
     WorldFailure,
 )
+from trainer.own_code import look_beside
 
 S = TypeVar("S", bound=Section)
 SECTIONS = (
@@ -70,6 +71,8 @@ def _run(arguments: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_PREEMPTED))
     try:
         _check_places(arguments)
+        if "config" in arguments:
+            look_beside(arguments.config)
         arguments.step(arguments)
     except TriremeError as error:
         print("\n".join(f"trainer: {line}" for line in str(error).splitlines()), file=sys.stderr)
@@ -197,7 +200,9 @@ def _train(arguments: argparse.Namespace) -> None:
 
 def _train_worker(arguments: argparse.Namespace) -> None:
     from trainer.launch.worker import train_worker
+    from trainer.progress import TASK_VARIABLE
 
+    os.environ.setdefault(TASK_VARIABLE, "train-distributed")  # the task whose log shows what the pods say
     train_worker(arguments.request)
 
 

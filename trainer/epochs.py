@@ -12,6 +12,22 @@ from trainer.run import Run
 from trainer.step import Report
 
 
+def advice_against_nan(config: TrainConfig) -> str:
+    """What to try when the loss is not finite: the settings that are not at their best for it yet, and the data."""
+    steps = ["lower train.learning_rate"]
+    if config.loop == "own":
+        clips = [key for key in ("clip_value", "clip_norm", "clip_global_norm") if getattr(config, key) is not None]
+        steps += [f"lower train.{key} ({getattr(config, key):g})" for key in clips] or ["set train.clip_global_norm"]
+    if config.precision != "float32":
+        steps.append(f"set train.precision to float32 (it is {config.precision})")
+    steps.append(
+        "look for extreme values in the data: statistics.json of the prepared dataset has each feature's range"
+    )
+    if config.loop == "own" and config.nan_policy == "stop" and config.strategy != "parameter_server":
+        steps.append("or leave single steps out with train.nan_policy skip_step")
+    return ", ".join(steps)
+
+
 def account(run: Run, report: Report, in_epoch: int, num_steps: int) -> None:
     """Books what the steps gave, and stops the training where it went wrong."""
     state, config = run.state, run.config
@@ -23,10 +39,8 @@ def account(run: Run, report: Report, in_epoch: int, num_steps: int) -> None:
     state.skipped_in_row = report.skipped_in_row
     run.num_examples += int(report.totals.count + report.left_out)
     run.seconds["waiting_for_input"] += report.input_wait_secs
-    advice = (
-        f" (learning rate {run.trainer.learning_rate(state.step - 1):.3g}): lower train.learning_rate or set"
-        " train.clip_global_norm; the checkpoints before it are kept"
-    )
+    rate = run.trainer.learning_rate(state.step - 1)
+    advice = f" (learning rate {rate:.3g}): {advice_against_nan(config)}; the checkpoints before it are kept"
     if config.nan_policy == "stop" and report.first_bad_step is not None:
         step = first + report.first_bad_step - in_epoch + 1
         raise WorldFailure(f"the loss or its gradient is not a finite number at step {step:,}{advice}")
@@ -84,7 +98,7 @@ def finish_epoch(run: Run) -> None:
         row |= {f"validation_{name}": value for name, value in found_metrics.items()}
         if not math.isfinite(found_metrics["loss"]):
             raise WorldFailure(
-                f"the validation loss is {found_metrics['loss']} after step {state.step:,}: lower train.learning_rate;"
+                f"the validation loss is {found_metrics['loss']} after step {state.step:,}: {advice_against_nan(config)};"
                 " the checkpoints before it are kept"
             )
         _judge_epoch(state, row, config)

@@ -13,7 +13,7 @@ import numpy as np
 
 from trainer.checkpoint import Checkpoints, identity
 from trainer.data.reading import MemoryFeed
-from trainer.epochs import finish_epoch
+from trainer.epochs import advice_against_nan, finish_epoch
 from trainer.errors import BadInput, Preempted, WorldFailure
 from trainer.finish import finish_run
 from trainer.preemption import StopSignals
@@ -96,7 +96,7 @@ def fit_with_keras(
                     sizes = [min(config.global_batch_size, kept - at * config.global_batch_size) for at in range(steps)]
                     loss = float(np.average(watch.losses, weights=sizes if len(watch.losses) == steps else None))
                 if not math.isfinite(loss):
-                    raise WorldFailure(f"the loss is {loss} in epoch {epoch + 1}: lower train.learning_rate")
+                    raise WorldFailure(f"the loss is {loss} in epoch {epoch + 1}: {advice_against_nan(config)}")
                 state.step = (epoch + 1) * run.steps_per_epoch
                 measure = history.get(trainer.objective.measure, [math.nan])[-1]
                 if _is_untouched(metric):

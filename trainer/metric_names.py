@@ -4,6 +4,7 @@ lower_is_better("loss")                    # True
 names_of("regression", [0.1, 0.9])         # (…, "pinball_0.1", "pinball_0.9")
 """
 
+import math
 from collections.abc import Sequence
 
 CLASSIFICATION = (
@@ -22,7 +23,7 @@ REGRESSION = ("mean_absolute_error", "root_mean_squared_error", "r2")
 ALL = (*CLASSIFICATION, *REGRESSION)
 
 _LOWER = frozenset({"loss", "brier", "expected_calibration_error", "mean_absolute_error", "root_mean_squared_error"})
-_UNBOUNDED = frozenset({"loss", "brier", *REGRESSION})
+_RANGES = {"brier": (0.0, 2.0), "r2": (-math.inf, 1.0)}
 _PINBALL = "pinball_"
 
 
@@ -43,4 +44,13 @@ def lower_is_better(name: str) -> bool:
 
 def is_fraction(name: str) -> bool:
     """Whether the metric lies between 0 and 1."""
-    return name in CLASSIFICATION and name not in _UNBOUNDED
+    return range_of(name) == (0.0, 1.0)
+
+
+def range_of(name: str) -> tuple[float, float]:
+    """The lowest and the highest value that the metric can have; of one's own metrics nothing is known."""
+    if name in _RANGES:
+        return _RANGES[name]
+    if name in ("loss", *REGRESSION) or name.startswith(_PINBALL):
+        return 0.0, math.inf
+    return (0.0, 1.0) if name in CLASSIFICATION else (-math.inf, math.inf)

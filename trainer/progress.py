@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 EVENT_PREFIX = "::trireme "
+TASK_VARIABLE = "TRIREME_TASK"
+"""Environment variable: the task that this process, or one that started it, works for; what is shown bears its name."""
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_EVENTS = 0.1
 
@@ -31,7 +33,7 @@ class Progress:
     """One piece of work that advances; where and how it is shown is decided once, at its start."""
 
     def __init__(self, task: str, total: int, unit: str) -> None:
-        self.task, self.total, self.unit = task, total, unit
+        self.task, self.total, self.unit = os.environ.get(TASK_VARIABLE) or task, total, unit
         self.done = 0
         self._shown_at = time.monotonic()
         self._bar = None
@@ -44,7 +46,7 @@ class Progress:
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn(unit),
                 TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
             )  # fmt: skip
-            self._row = self._bar.add_task(task, total=total, note="")
+            self._row = self._bar.add_task(self.task, total=total, note="")
             self._bar.start()
 
     def update(self, done: int, note: str = "") -> None:
@@ -73,7 +75,7 @@ class Progress:
 
 @contextmanager
 def progress(task: str, total: int, unit: str) -> Iterator[Progress]:
-    """Shows a piece of work while the block runs."""
+    """Shows a piece of work while the block runs, as that of the task unless the environment names another."""
     shown = Progress(task, total, unit)
     try:
         yield shown

@@ -4,6 +4,7 @@ The bodies in components/ call one function here each, so that everything a task
 without Kubeflow. Imports of TensorFlow stay inside the functions: only the tasks that need it pay for it.
 """
 
+import contextlib
 import functools
 import inspect
 import json
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from trainer.config import (
 )
 from trainer.errors import EXIT_FAILED, EXIT_PREEMPTED, BadInput, TriremeError, WorldFailure, reason_of
 from trainer.outcome import note, read, withdraw_failure
-from trainer.progress import say
+from trainer.progress import TASK_VARIABLE, say
 from trainer.provenance import provenance
 from trainer.registry import Conflict, Registry, Version
 
@@ -55,7 +56,8 @@ def _task(name: str) -> Callable:
             root, run = noted_in or _place(function, args, kwargs)
             new = [one for one in args if hasattr(one, "path") and not Path(one.path).exists()]
             try:
-                result = function(*args, **kwargs)
+                with _named(name):
+                    result = function(*args, **kwargs)
                 _publish(name, new)
             except BaseException as error:
                 code, message = _explained(error)
@@ -73,6 +75,20 @@ def _task(name: str) -> Callable:
         return task
 
     return decorate
+
+
+@contextlib.contextmanager
+def _named(task: str) -> Iterator[None]:
+    """Has progress shown under the task's name, by the processes that it starts too."""
+    before = os.environ.get(TASK_VARIABLE)
+    os.environ[TASK_VARIABLE] = task
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(TASK_VARIABLE, None)
+        else:
+            os.environ[TASK_VARIABLE] = before
 
 
 @_task("prepare-data")

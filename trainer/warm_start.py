@@ -1,5 +1,6 @@
 """First weights from an earlier training: a `.keras` file, a trained or registered model, or a checkpoint.
 
+    check_source(config)                                                # BadInput where there are no such weights
     taken = warm_start(model, WarmStart(source="models/digits/3", except_layers=["dense_1"]))
 
 Weights are paired in the order of the models. Each must fit or be excepted by its layer's name: nothing is left out silently.
@@ -59,6 +60,29 @@ def warm_start(model: Any, config: WarmStart) -> int:
     return len(pairs)
 
 
+def check_source(config: WarmStart) -> None:
+    """Whether there are weights, without fetching them.
+
+    Args:
+        config: Where the weights come from.
+
+    Raises:
+        BadInput: There are none.
+        WorldFailure: The bucket does not answer.
+    """
+    source = config.source if storage.is_remote(config.source) else str(Path(config.source).expanduser())
+    inside = [storage.join(source, name) for name in (KERAS_FILE, f"{VARIABLES}.index")]
+    if not any(storage.exists(file) for file in ([source] if source.endswith(".keras") else inside)):
+        raise _no_weights(config.source)
+
+
+def _no_weights(source: str) -> BadInput:
+    return BadInput(
+        f"train.warm_start.source = {json.dumps(source)}: is no .keras file, no folder with {KERAS_FILE}, and no checkpoint"
+        + ("" if storage.is_remote(source) else f" (looked for {Path(source).expanduser().absolute()})")
+    )
+
+
 def _read(source: str, temporary: Path) -> list[np.ndarray]:
     """The weights in the order of the model."""
     folder = _fetched(source, temporary)
@@ -66,10 +90,7 @@ def _read(source: str, temporary: Path) -> list[np.ndarray]:
         return read_weights(folder)
     file = folder if folder.suffix == ".keras" else folder / KERAS_FILE
     if not file.is_file():
-        raise BadInput(
-            f"train.warm_start.source = {json.dumps(source)}: is no .keras file, no folder with {KERAS_FILE}, and no"
-            " checkpoint"
-        )
+        raise _no_weights(source)
     import keras
 
     try:

@@ -242,8 +242,9 @@ class ValidateConfig(Section):
     """How the prepared data is looked at before anything is trained on it."""
 
     schema_file: str | None = None
-    """JSON file with what is expected, which you keep beside your configuration; read when the pipeline is compiled. Each
-    prepared dataset holds one to begin with, `schema.json`. None: that of the data the champion was trained on."""
+    """JSON file with what is expected, which you keep in git with your configuration; read when the pipeline is compiled. A
+    relative path counts from where the command is started. Each prepared dataset holds one to begin with, `schema.json`.
+    None: that of the data the champion was trained on."""
     severities: dict[CheckName, Literal["error", "warning", "off"]] = {}
     """How grave a finding is; `error` ends the run. By default `type` and `presence` are errors, and the others are
     warnings: `range`, `new_values`, `drift` (from the champion's data), `skew` (between splits), `few_examples` and

@@ -1,6 +1,7 @@
 """How a model is measured, what it must reach, and what its export must do."""
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -131,9 +132,38 @@ class EvaluateConfig(Section):
                 yield Problem(f"{path}.{metric}", threshold.model_dump(exclude_defaults=True), rule)
             for problem in threshold.problems():
                 yield problem._replace(path=f"{path}.{metric}.{problem.path}")
-            value = threshold.value_threshold
-            if metric_names.is_fraction(metric) and value is not None and not 0.0 <= value <= 1.0:
-                yield Problem(f"{path}.{metric}.value_threshold", value, f"{metric} lies between 0 and 1")
+            if metric not in self.own_metrics:
+                for problem in _range_problems(metric, threshold):
+                    yield problem._replace(path=f"{path}.{metric}.{problem.path}")
+
+
+def _range_problems(metric: str, threshold: Threshold) -> Iterator[Problem]:
+    """Thresholds that no model can reach, or that none can miss, because of where the metric lies."""
+    low, high = metric_names.range_of(metric)
+    lower = metric_names.lower_is_better(metric)
+    if math.isfinite(low):
+        place = (
+            f"{metric} lies between {low:g} and {high:g}" if math.isfinite(high) else f"{metric} is at least {low:g}"
+        )
+    else:
+        place = f"{metric} is at most {high:g}"
+    value, change = threshold.value_threshold, threshold.change_threshold
+    if value is not None and not low <= value <= high:
+        yield Problem("value_threshold", value, place)
+    elif value == 1.0 and metric_names.is_fraction(metric) and not lower and threshold.confidence == "bound":
+        yield Problem(
+            "value_threshold",
+            value,
+            f"{place}, and the lower end of an interval is below 1 with any number of examples",
+        )
+    if change is None:
+        return
+    if not threshold.relative and abs(change) > high - low:
+        yield Problem("change_threshold", change, f"{place}, so two models differ by at most {high - low:g}")
+    elif threshold.relative and lower and change > 1.0:
+        yield Problem("change_threshold", change, f"{place}, so none is better by more than the champion's whole value")
+    elif threshold.relative and not lower and low == 0.0 and change < -1.0:
+        yield Problem("change_threshold", change, f"{place}, so none is worse by more than the champion's whole value")
 
 
 class ServingConfig(Section):

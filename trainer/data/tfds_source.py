@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from trainer.data.pictures import decode_columns
 from trainer.data.shard_files import cache_folder
 from trainer.data.source import BadRecord, Chunk, Part, plain_names
 from trainer.errors import BadInput, WorldFailure
+from trainer.own_code import fault_of, own_function
 from trainer.progress import say
 from trainer.storage.errors import unreachable
 
@@ -409,9 +409,14 @@ def _builder(config: DataConfig) -> Any:
             raise BadInput(
                 f"data.path = {json.dumps(config.path)}: is no folder of a prepared builder: {_first_line(error)}"
             ) from None
-    module, _, own = config.name.partition(":")
-    if own and own.isidentifier():
-        return _own_builder(module, own, config)
+    if config.name.partition(":")[2].isidentifier():
+        kind = find_own_builder(config.name)
+        try:
+            return kind(data_dir=config.data_dir)
+        except OSError:  # the world's: a full disk, a folder that cannot be written
+            raise
+        except Exception as error:
+            raise BadInput(f"data.name = {json.dumps(config.name)}: cannot be made: {fault_of(error)}") from error
     try:
         return tfds.builder(config.name, data_dir=config.data_dir)
     except tfds.core.DatasetNotFoundError:
@@ -430,21 +435,15 @@ def _some(names: list[str]) -> str:
     return f"{', '.join(names[:10])}{', …' if len(names) > 10 else ''}" or "none"
 
 
-def _own_builder(module: str, name: str, config: DataConfig) -> Any:
-    import importlib
-
+def find_own_builder(name: str) -> type:
+    """The builder class that `package.module:Class` names. Raises BadInput where there is none."""
     import tensorflow_datasets as tfds
 
-    if str(Path.cwd()) not in sys.path:  # a user's module stands beside their configuration
-        sys.path.insert(0, str(Path.cwd()))
-    shown = f"data.name = {json.dumps(config.name)}"
-    try:
-        made = getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        raise BadInput(f"{shown}: cannot be imported: {error}") from None
-    if not (isinstance(made, type) and issubclass(made, tfds.core.DatasetBuilder)):
-        raise BadInput(f"{shown}: {module} has no dataset builder {name}")
-    return made(data_dir=config.data_dir)
+    found = own_function(name, setting="data.name")
+    if not (isinstance(found, type) and issubclass(found, tfds.core.DatasetBuilder)):
+        module, _, kind = name.partition(":")
+        raise BadInput(f"data.name = {json.dumps(name)}: {module} has no dataset builder {kind}")
+    return found
 
 
 def _leaves(features: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,13 +6,14 @@ A model is a function `build(spec, **model_args) -> keras.Model`; `trainer.spec`
 import importlib
 import inspect
 import json
+from collections.abc import Callable
 from typing import Any
 
 from trainer.applications import PREFIX, find_application
 from trainer.config import TrainConfig
 from trainer.errors import BadInput, TriremeError
 from trainer.layers import freeze, synchronize_batch_norm
-from trainer.own_code import fault_of, own_function
+from trainer.own_code import check_call, fault_of, own_function
 from trainer.precision import compute_in
 from trainer.spec import ModelSpec
 
@@ -30,13 +31,7 @@ def build_model(config: TrainConfig, spec: ModelSpec) -> Any:
     Raises:
         BadInput: No such model, wrong arguments, or a model that does not keep the contract.
     """
-    build = _find(config.model)
-    accepted = dict(list(inspect.signature(build).parameters.items())[1:])  # without the spec
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
-        for key in config.model_args:
-            if key not in accepted:
-                known = ", ".join(accepted) or "none"
-                raise BadInput(f"train.model_args.{key}: {config.model} takes no such argument (it takes {known})")
+    build = find_build(config)
     try:
         with compute_in(config.precision):
             model = build(spec, **config.model_args)
@@ -61,6 +56,24 @@ def build_model(config: TrainConfig, spec: ModelSpec) -> Any:
     if config.sync_batch_norm:
         synchronize_batch_norm(model)
     return model
+
+
+def find_build(config: TrainConfig) -> Callable[..., Any]:
+    """The `build` function that the section names, once `model_args` are known to be arguments of it.
+
+    Raises:
+        BadInput: No such model, or it does not take the arguments.
+    """
+    build = _find(config.model)
+    accepted = dict(list(inspect.signature(build).parameters.items())[1:])  # without the spec
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+        for key in config.model_args:
+            if key not in accepted:
+                known = ", ".join(accepted) or "none"
+                raise BadInput(f"train.model_args.{key}: {config.model} takes no such argument (it takes {known})")
+    setting = f"train.model = {json.dumps(config.model)}"
+    check_call(build, None, setting=setting, takes="spec and train.model_args", **config.model_args)
+    return build
 
 
 def _find(name: str) -> Any:
