@@ -248,8 +248,13 @@ def test_a_root_that_cannot_be_written_is_refused(file, tmp_path):
     assert "cannot be written: Not a directory" in done.stderr
 
 
-def test_a_full_disk_is_named_and_leaves_nothing_that_looks_whole(file, tmp_path):
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(tmp_path)], capture_output=True)
+@pytest.mark.parametrize(
+    "size", ["150k", "400k", "1200k"]
+)  # full in the preparation, early and late, and in the export
+def test_a_full_disk_is_named_and_leaves_nothing_that_looks_whole(file, tmp_path, size):
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(tmp_path)], capture_output=True
+    )
     if mounted.returncode:
         pytest.skip("a small file system can be mounted by root only")
     try:

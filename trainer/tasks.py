@@ -622,8 +622,11 @@ def _record(name: str, fields: dict[str, Any], started: float) -> None:
     record = {"task": name, **fields, "seconds": round(time.monotonic() - started, 3)}
     if "TRIREME_REVISION" in os.environ:  # in an image, whose packages and code whoever watches cannot see
         record["provenance"] = provenance()
+    file = Path(folder) / RECORDS_FOLDER / f"{name}.json"
+    partial = file.with_name(f".{name}.partial")
     try:
-        (Path(folder) / RECORDS_FOLDER).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / RECORDS_FOLDER / f"{name}.json").write_text(json.dumps(record) + "\n", encoding="utf-8")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(record) + "\n", encoding="utf-8")
+        partial.replace(file)
     except OSError as error:
         print(f"{name}: no record could be left in {folder}: {error.strerror}", file=sys.stderr)

@@ -44,6 +44,7 @@ from trainer.tasks import RECORDS_FOLDER
 
 RUN_FILE = "run.json"
 _EXIT_TASK = "record-outcome"
+_FULL_BYTES = 1 << 16  # less than what a task's record and kfp's own file need
 _STATES = {EXIT_DONE: "succeeded", EXIT_INTERRUPTED: "interrupted", EXIT_PREEMPTED: "preempted"}
 
 
@@ -268,6 +269,8 @@ def _explained(work: _Run, records: dict[str, Any], failure: BaseException | Non
         return failed[0]["exit_code"], f"task {task} failed: {failed[0]['error']}{log}"
     if isinstance(failure, TriremeError):
         return failure.exit_code, str(failure)
+    if task and shutil.disk_usage(work.folder).free < _FULL_BYTES:  # it could not leave a record either
+        return EXIT_FAILED, f"task {task} failed: No space left on device: {work.folder}{log}"
     if task:
         return EXIT_FAILED, f"task {task} ended without a word{_how(work, task)}{log}"
     return EXIT_FAILED, f"the pipeline could not be run: {failure}"
@@ -290,7 +293,10 @@ def _artifacts(folder: Path) -> dict[str, Path]:
     """Artifact folders and files by name, as kfp laid them out: <pipeline>-<time>/<task>/<artifact>."""
     found = {}
     for task in sorted(folder.glob("*/*/executor_output.json")):
-        content = json.loads(task.read_text(encoding="utf-8"))
+        try:
+            content = json.loads(task.read_text(encoding="utf-8"))
+        except ValueError:  # kfp's executor had no room left for it
+            continue
         for name, listed in content.get("artifacts", {}).items():
             path = Path(listed["artifacts"][0]["uri"])
             if path.exists():
@@ -304,8 +310,9 @@ def _shown_artifacts(work: _Run, artifacts: dict[str, Path]) -> dict[str, str | 
         shown[name] = str(artifacts[name]) if name in artifacts else None
     if "report" in artifacts:
         report = work.folder / "report.html"
-        shutil.copyfile(artifacts["report"], report)
-        shown["report"] = str(report)
+        with contextlib.suppress(OSError):  # no room for a second one: the artifact itself is shown
+            shutil.copyfile(artifacts["report"], report)
+            shown["report"] = str(report)
     pushed = _read(artifacts.get("pushed_model"), "version.json")
     shown["pushed_model"] = pushed["uri"] if pushed else None
     return shown
@@ -314,4 +321,7 @@ def _shown_artifacts(work: _Run, artifacts: dict[str, Path]) -> dict[str, str | 
 def _read(folder: Path | None, name: str) -> Any:
     if folder is None or not (folder / name).is_file():
         return None
-    return json.loads((folder / name).read_text(encoding="utf-8"))
+    try:
+        return json.loads((folder / name).read_text(encoding="utf-8"))
+    except ValueError:  # the disk was full when it was written, and its task has failed
+        return None

@@ -5,13 +5,14 @@ which task is running, and passes on what tasks say (events of `trainer.progress
 in a log.
 """
 
+import contextlib
 import io
 import json
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from trainer.progress import EVENT_PREFIX
 
@@ -35,7 +36,7 @@ class TaskOutput(io.TextIOBase):
         self.starting: Callable[[str], None] = lambda task: None
         self._logs, self._display = logs, display
         self._rest = ""
-        self._log: TextIO | None = None
+        self._log: BinaryIO | None = None
         self._began = 0.0
 
     def writable(self) -> bool:
@@ -69,29 +70,33 @@ class TaskOutput(io.TextIOBase):
         stripped = line.strip()
         if stripped.startswith(EVENT_PREFIX.strip()):
             self._event(stripped[len(EVENT_PREFIX) :])
-        elif self._log is not None:
-            self._log.write(line + "\n")
-            self._log.flush()
+        else:
+            self._file(line)
 
     def _start(self, task: str) -> None:
         self.starting(task)
         self.task, self._began = task, time.monotonic()
         if self._log is not None:
             self._log.close()
-        self._log = (self._logs / f"{task}.log").open("a", encoding="utf-8")
+            self._log = None
+        with contextlib.suppress(OSError):
+            self._log = (self._logs / f"{task}.log").open("ab", buffering=0)
         self._display.started(task)
+
+    def _file(self, line: str) -> None:
+        """Adds a line to the task's log; a disk that is full takes no line and does not end the run by that."""
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                self._log.write(f"{line}\n".encode())
 
     def _event(self, text: str) -> None:
         try:
             event = json.loads(text)
         except ValueError:  # two processes wrote over one another
             return
-        if self._log is not None:
-            shown = (
-                event.get("say")
-                or f"{event.get('unit')} {event.get('done')} of {event.get('total')} {event.get('note')}"
-            )
-            self._log.write(f"{shown}\n")
+        self._file(
+            event.get("say") or f"{event.get('unit')} {event.get('done')} of {event.get('total')} {event.get('note')}"
+        )
         if "say" in event:
             self._display.said(self.task or "", event["say"])
         else:
