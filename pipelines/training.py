@@ -220,14 +220,8 @@ def schema_text(config: Config) -> str:
         text = file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8"
-        where = (
-            ""
-            if file.is_absolute()
-            else f" ({file.absolute()}; a relative path counts from where the command is started)"
-        )
-        raise BadInput(
-            f"validate_data.schema_file = {json.dumps(str(file))}: cannot be read: {reason}{where}"
-        ) from None
+        looked = f" ({file.absolute()}; a relative path counts from where the command is started)"
+        raise BadInput(f"{shown}: cannot be read: {reason}{'' if file.is_absolute() else looked}") from None
     schema = read_schema(text, path=str(file)).to_text()
     if len(schema.encode()) > _LONGEST_SCHEMA_BYTES:
         raise BadInput(

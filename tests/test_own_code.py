@@ -65,6 +65,12 @@ def test_a_module_that_is_nowhere_is_refused_with_the_folders_that_were_searched
     assert f"{Path.cwd()}, {folder}, on PYTHONPATH" in str(refused.value)
 
 
+def test_a_configuration_file_by_a_roundabout_path_names_its_folder_plainly(folder):
+    (folder / "else").mkdir()
+    look_beside(folder / "else" / ".." / "run.yaml")
+    assert os.environ["TRIREME_CODE_FOLDERS"] == str(folder.resolve())
+
+
 def test_a_module_that_exits_is_refused(folder):
     with pytest.raises(BadInput, match=r"cannot be imported: leaves exits \(with 3\)"):
         own_function("leaves:cost", setting="train.model")

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 from small_data import write_dataset
 
+from trainer.cluster import ClusterDescription
 from trainer.config import TrainConfig, parse
 from trainer.data.manifest import read_manifest
 from trainer.data.reading import open_feed
@@ -24,6 +25,7 @@ from trainer.errors import BadInput, Preempted, WorldFailure
 from trainer.loop import fit
 from trainer.optimizer import build_optimizer
 from trainer.step import Trainer
+from trainer.strategy import build_strategy
 
 pytestmark = pytest.mark.usefixtures("three_cpus")
 
@@ -460,6 +462,15 @@ def test_what_cannot_work_is_refused_before_any_step(train, settings, message, m
     monkeypatch.setattr(Trainer, "train_steps", lambda *_: pytest.fail("a step was trained"))
     with pytest.raises(BadInput, match=message):
         train(**settings)
+
+
+def test_workers_without_gpus_are_refused_nccl_before_they_connect():
+    config = TrainConfig(strategy="multi_worker_mirrored", communication="nccl")
+    two = ClusterDescription(
+        workers=("no-such-host.invalid:1", "no-such-host.invalid:2"), task_type="worker", task_index=0
+    )
+    with pytest.raises(BadInput, match=r"^train.communication = nccl: adds between GPUs, and TensorFlow sees 0$"):
+        build_strategy(config, two, {})
 
 
 def test_a_module_that_fails_when_it_is_imported_is_refused_with_the_line(train, tmp_path, monkeypatch):

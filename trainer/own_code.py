@@ -25,7 +25,7 @@ library from a process that imports nothing of a person's own."""
 
 def look_beside(file: Path) -> None:
     """Has modules in a configuration file's folder found by this process and by those that it starts."""
-    folders = [str(file.absolute().parent), *os.environ.get(_FOLDERS, "").split(os.pathsep)]
+    folders = [str(file.parent.resolve()), *os.environ.get(_FOLDERS, "").split(os.pathsep)]
     os.environ[_FOLDERS] = os.pathsep.join(dict.fromkeys(filter(None, folders)))
 
 
