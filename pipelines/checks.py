@@ -321,7 +321,7 @@ def _launcher(config: Config) -> Iterator[Finding]:
 
 def _schedules(config: Config, now: datetime) -> Iterator[Finding]:
     from pipelines.cron import parse_cron, preview, zone_of
-    from pipelines.targets.schedules import coincidences, translated
+    from pipelines.moments import coincidences, translated
 
     for sentence in coincidences(config, now):
         yield Finding("warning", "schedule", sentence)

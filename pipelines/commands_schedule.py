@@ -1,9 +1,10 @@
 """The commands that look after a pipeline's schedules: the file says what is to be, `apply` makes it so."""
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -87,14 +88,11 @@ def _apply(arguments: argparse.Namespace) -> int:
     _warn(config, server.clock.now())
     steps = schedules.plan(wanted, schedules.recurring_runs(server, config), config.kubeflow.owner)
     done = []
-    try:
+    with _said_if_broken_off():
         for one in schedules.apply(server, config, steps, arguments.prune):
             done.append({"schedule": one.step.name, "step": one.step.kind, "text": one.text})
             if not arguments.json:
                 print(f"{one.step.name:<16} {one.text}", flush=True)
-    except KeyboardInterrupt:
-        print("trireme: broken off before all was done; the same command goes on from here", file=sys.stderr)
-        raise
     if arguments.json:
         print(json.dumps(done, ensure_ascii=False))
     elif not done:
@@ -144,7 +142,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _preview(arguments: argparse.Namespace) -> int:
-    from pipelines.targets import access, schedules
+    from pipelines import moments
+    from pipelines.targets import access
 
     config, now = _load(arguments), access.system_clock().now()
     if arguments.name is not None:
@@ -152,7 +151,7 @@ def _preview(arguments: argparse.Namespace) -> int:
     shown = {}
     for name, schedule in config.schedules.items():
         if arguments.name in (None, name):
-            cron = schedules.translated(name, schedule, now)
+            cron = moments.translated(name, schedule, now)
             shown[name] = {"cron": schedule.cron, "timezone": schedule.timezone, "server_cron": cron,
                            "moments": _moments(schedule, now, arguments.count)}  # fmt: skip
     _warn(config, now)
@@ -176,10 +175,19 @@ def _preview(arguments: argparse.Namespace) -> int:
     return EXIT_DONE
 
 
-def _warn(config: "Config", now: datetime) -> None:
-    from pipelines.targets import schedules
+@contextlib.contextmanager
+def _said_if_broken_off() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("trireme: broken off before all was done; the same command goes on from here", file=sys.stderr)
+        raise
 
-    for sentence in schedules.coincidences(config, now):
+
+def _warn(config: "Config", now: datetime) -> None:
+    from pipelines import moments
+
+    for sentence in moments.coincidences(config, now):
         print(f"trireme: warning: schedules {sentence}", file=sys.stderr)
 
 
@@ -221,12 +229,9 @@ def _resume(arguments: argparse.Namespace) -> int:
     _ours(found, config, arguments.name)
     wanted = [one for one in schedules.wanted_schedules(config, server.clock.now()) if one.name == arguments.name]
     steps = [one for one in schedules.plan(wanted, found, config.kubeflow.owner) if one.name == arguments.name]
-    try:
+    with _said_if_broken_off():
         for _ in schedules.apply(server, config, [one for one in steps if one.kind not in ("extra", "foreign")]):
             pass
-    except KeyboardInterrupt:
-        print("trireme: broken off before all was done; the same command goes on from here", file=sys.stderr)
-        raise
     return _said(arguments, "resumed", "runs again")
 
 
@@ -258,12 +263,13 @@ def _status(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from pipelines.targets import schedules
+    from pipelines.targets.health import health
 
     config = _load(arguments)
     server = connect(arguments, config)
     found, grace = schedules.recurring_runs(server, config), timedelta(minutes=arguments.grace_minutes)
     rows = [
-        schedules.health(server, config, one, found, grace, arguments.failures)
+        health(server, config, one, found, grace, arguments.failures)
         for one in schedules.wanted_schedules(config, server.clock.now())
     ]
     if arguments.json:

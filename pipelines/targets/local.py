@@ -44,7 +44,7 @@ from trainer.tasks import RECORDS_FOLDER
 
 RUN_FILE = "run.json"
 _EXIT_TASK = "record-outcome"
-_FULL_BYTES = 1 << 16  # less than what a task's record and kfp's own file need
+_FULL_BYTES = 1 << 16  # a task's record and kfp's own file need that much
 _STATES = {EXIT_DONE: "succeeded", EXIT_INTERRUPTED: "interrupted", EXIT_PREEMPTED: "preempted"}
 
 

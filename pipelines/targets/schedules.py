@@ -12,7 +12,6 @@ anywhere, the next `apply` goes on: at no time do both run, and a moment that pa
 
 import contextlib
 import hashlib
-import itertools
 import json
 import re
 import secrets
@@ -22,7 +21,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 from pipelines.config import Config
-from pipelines.cron import parse_cron, parse_server_cron, server_cron, zone_of
+from pipelines.cron import parse_server_cron, zone_of
+from pipelines.moments import translated
 from pipelines.operation import ScheduleConfig
 from pipelines.targets import kubeflow
 from pipelines.targets.access import Missing, Server
@@ -31,9 +31,6 @@ from trainer.errors import BadInput
 _LABEL = re.compile(r"^trireme: (\{.*\})$", re.MULTILINE)
 _QUIET = timedelta(seconds=90)
 _UTC = zone_of("UTC")
-_MOST_MOMENTS = (
-    20_000  # that are compared of a schedule: two weeks of every minute, and longer than a year of every hour
-)
 
 
 @dataclass(frozen=True)
@@ -123,69 +120,6 @@ def _wanted(config: Config, name: str, schedule: ScheduleConfig, now: datetime) 
              config.cluster.service_account, kubeflow.artifact_root(root)]  # fmt: skip
     spec = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
     return Wanted(name, schedule, cron, version, shape, arguments, spec)
-
-
-def translated(name: str, schedule: ScheduleConfig, now: datetime) -> str:
-    """The six fields that the server gets: the offset from UTC is that of the next moment.
-
-    Raises:
-        BadInput: One expression in UTC cannot say it, or nothing comes any more.
-    """
-    cron, zone = parse_cron(schedule.cron), zone_of(schedule.timezone)
-    first = next(cron.moments(max(now, schedule.start_time or now), zone), None)
-    if first is None:
-        raise BadInput(f"schedules.{name}.cron = {schedule.cron}: never comes")
-    try:
-        return server_cron(cron, zone, first)
-    except BadInput as error:
-        raise BadInput(f"schedules.{name}.cron = {schedule.cron} in {schedule.timezone}: {error}") from None
-
-
-def coincidences(config: Config, now: datetime) -> list[str]:
-    """A sentence for each two enabled schedules that start the same run at the same moment within a year.
-
-    They may: the second then trains what the first trains, on nodes that are paid for twice.
-    """
-    enabled = {name: one for name, one in config.schedules.items() if one.enabled}
-    said = []
-    for (name, one), (other, two) in itertools.combinations(enabled.items(), 2):
-        if one.version != two.version or _settings(config, name) != _settings(config, other):
-            continue
-        if (moment := _first_common(one, two, now)) is None:
-            continue
-        local = dict.fromkeys(
-            f"{moment.astimezone(zone_of(z)):%a %Y-%m-%d %H:%M %Z}" for z in (one.timezone, two.timezone)
-        )
-        said.append(
-            f"{name} and {other} both run at {', '.join(local)} ({moment:%Y-%m-%d %H:%M} UTC) with the same settings, so"
-            " one of the two runs is for nothing; change a cron, or give one of them overrides"
-        )
-    return said
-
-
-def _settings(config: Config, name: str) -> dict[str, Any]:
-    return config.scheduled(name).model_dump(exclude={"schedules"})
-
-
-def _first_common(one: ScheduleConfig, two: ScheduleConfig, now: datetime) -> datetime | None:
-    """The first moment of both, in UTC; those that the file means, which the server keeps while it is applied."""
-    begin = max([now, *(moment for moment in (one.start_time, two.start_time) if moment is not None)])
-    end = min([begin + timedelta(days=366), *(moment for moment in (one.end_time, two.end_time) if moment is not None)])
-    left, right = (
-        itertools.islice(
-            parse_cron(each.cron).moments(begin - timedelta(minutes=1), zone_of(each.timezone)), _MOST_MOMENTS
-        )
-        for each in (one, two)
-    )
-    first, second = next(left, None), next(right, None)
-    while first and second and max(first, second) <= end:
-        if first == second:
-            return first
-        if first < second:
-            first = next(left, None)
-        else:
-            second = next(right, None)
-    return None
 
 
 def recurring_runs(server: Server, config: Config) -> list[Found]:
@@ -356,57 +290,6 @@ def run_now(server: Server, config: Config, found: Found) -> Any:
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Health:
-    """How a schedule fares."""
-
-    name: str
-    state: str
-    """`running`, `paused`, `missing`, `disabled` (by the file) or `changed` (the server's differs from the file)."""
-    next_at: datetime | None
-    last: kubeflow.Ended | None
-    late_since: datetime | None
-    """The moment at which a run should have started and did not."""
-    failures_in_a_row: int
-    ok: bool
-
-
-def health(
-    server: Server, config: Config, wanted: Wanted, found: Sequence[Found], grace: timedelta, failures: int
-) -> Health:
-    """Looks at the newest runs of one schedule."""
-    mine = [one for one in found if one.owner == config.kubeflow.owner and one.name == wanted.name]
-    live = [one for one in mine if one.enabled]
-    if not mine:
-        state = "missing" if wanted.enabled else "disabled"
-        return Health(wanted.name, state, None, None, None, 0, not wanted.enabled)
-    now = server.clock.now()
-    runs = sorted(_runs_of(server, mine), key=lambda run: run.created_at, reverse=True)
-    ended = [run for run in runs if run.state in kubeflow.ENDED]
-    in_a_row = len(list(itertools.takewhile(lambda run: run.state == "FAILED", ended)))
-    state, next_at, late = "paused" if wanted.enabled else "disabled", None, None
-    if live:
-        state = "running" if live[0].spec == wanted.spec else "changed"
-        next_at = next(parse_server_cron(live[0].cron).moments(max(now, live[0].start or now), _UTC), None)
-        late = _late(live[0], runs, now, grace)
-    last = kubeflow.describe(runs[0], config) if runs else None
-    # One that is to stand still, and does, is well whatever its last runs were.
-    ok = (late is None and in_a_row < failures and bool(live)) or state == "disabled"
-    return Health(wanted.name, state, next_at, last, late, in_a_row, ok)
-
-
-def _late(live: Found, runs: Sequence[Any], now: datetime, grace: timedelta) -> datetime | None:
-    due = parse_server_cron(live.cron).last_before(now - grace, _UTC)
-    end = live.raw.trigger.cron_schedule.end_time
-    if due is None or due <= (live.start or live.created_at) or (end is not None and due > end):
-        return None
-    busy = [run for run in runs if run.state in kubeflow.IN_FLIGHT]
-    if len(busy) >= int(live.raw.max_concurrency or 1):
-        return None
-    started = [max(run.created_at, run.scheduled_at or run.created_at) for run in runs]
-    return None if any(moment >= due for moment in started) else due
-
-
 def _create(server: Server, config: Config, wanted: Wanted, replaces: str | None, enabled: bool) -> Found:
     """Makes a recurring run. What came before this moment is none of its business, unless it is new and catches up."""
     import kfp_server_api as api
@@ -484,7 +367,7 @@ def _undouble(server: Server, config: Config, wanted: Wanted) -> str:
 
 
 def _ran_since(server: Server, one: Found, moment: datetime) -> bool:
-    return any((run.scheduled_at or run.created_at) > moment for run in _runs_of(server, [one]))
+    return any((run.scheduled_at or run.created_at) > moment for run in runs_of(server, [one]))
 
 
 def _await_quiet(server: Server, crons: Sequence[str]) -> None:
@@ -526,10 +409,10 @@ def _retire(server: Server, found: Iterable[Found]) -> str:
 
 
 def _in_flight(server: Server, one: Found) -> bool:
-    return any(run.state in kubeflow.IN_FLIGHT for run in _runs_of(server, [one]))
+    return any(run.state in kubeflow.IN_FLIGHT for run in runs_of(server, [one]))
 
 
-def _runs_of(server: Server, found: Sequence[Found]) -> Iterator[Any]:
+def runs_of(server: Server, found: Sequence[Found]) -> Iterator[Any]:
     """The runs that recurring runs started, newest first in each group; the server cannot be asked for them alone."""
     ids, oldest = {one.id for one in found}, min(one.created_at for one in found)
     for experiment_id in sorted({one.experiment_id for one in found if one.experiment_id}):
