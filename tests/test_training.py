@@ -348,11 +348,16 @@ class Recorder:
         monkeypatch.setattr(Trainer, "train_steps", watched)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(train, examples, tmp_path):
+@pytest.mark.parametrize("strategy", [{}, TWO], ids=["one device", "two replicas"])
+@pytest.mark.parametrize(
+    "place", [0, 26, 31, 60]
+)  # of 61 examples in batches of 16: each replica's share, and the last
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(train, examples, tmp_path, strategy, place):
     feed = open_feed(examples, read_manifest(examples), "train", seed=3, config=parse(TrainConfig, {}), shuffle=True)
     order = feed.take(tf.constant(0, tf.int64), 0, 61)[0]["image"].numpy()[:, 0, 0, 0].tolist()
-    settings = PLANTED | {"model_args": {"pixel": 60, "forward": float("inf")}, "steps_per_loop": 4}
-    step = order.index(60) // 16 + 1
+    bad = {"model_args": {"pixel": order[place], "forward": float("inf")}, "steps_per_loop": 4}
+    settings = PLANTED | strategy | bad
+    step = place // 16 + 1
     with pytest.raises(
         WorldFailure, match=rf"not a finite number at step {step} .*learning rate 0.01.*train.learning_rate"
     ):
