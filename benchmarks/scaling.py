@@ -55,18 +55,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each (default: %(default)s)")
     parser.add_argument("--only", choices=CASES, help="one case only")
+    parser.add_argument("--bytes-per-pack", type=int, default=0, help="train.bytes_per_pack (default: %(default)s)")
     parser.add_argument("--computed", action="store_true", help="print the computed table only")
     parser.add_argument("--member", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.member:
         return _member(json.loads(arguments.member))
     if not arguments.computed:
-        _measured(arguments.rounds, [arguments.only] if arguments.only else list(CASES))
+        how = {"rounds": arguments.rounds, "bytes_per_pack": arguments.bytes_per_pack}
+        _measured(how, [arguments.only] if arguments.only else list(CASES))
     _computed()
     return None
 
 
-def _measured(rounds: int, cases: list[str]) -> None:
+def _measured(how: dict, cases: list[str]) -> None:
     from virtual_network import missing
 
     if (reason := missing()) is not None:
@@ -77,7 +79,7 @@ def _measured(rounds: int, cases: list[str]) -> None:
     )
     for case in cases:
         for link in RATES:
-            run = _pair(CASES[case] | {"rounds": rounds}, RATES[link])
+            run = _pair(CASES[case] | how, RATES[link])
             found.append({"case": case, "link": link, **run})
             print(
                 f"{case:<12} {link:<12} {run['bytes_per_sec'] * 8e-6:5.0f} Mbit/s {run['latency'] * 1e3:6.2f} ms"
@@ -186,7 +188,7 @@ def _member(case: dict) -> None:
 
     wait_for_peers(description, 120)
     configure_collective_timeouts(description)
-    strategy = build_strategy(TrainConfig(strategy="auto"), description)
+    strategy = build_strategy(TrainConfig(strategy="auto", bytes_per_pack=case["bytes_per_pack"]), description)
     consensus = Consensus(strategy, description)
     alone = trainer_of(tf.distribute.get_strategy(), case["per_worker"])
     together = trainer_of(strategy, case["per_worker"] * description.num_workers)

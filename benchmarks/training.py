@@ -97,6 +97,7 @@ def _case(name: str, rounds: int) -> dict[str, dict[str, float]]:
         "fit, jit_compile": _fit(config, images, labels, jit_compile=True),
         "fit, both": _fit(config, images, labels, steps_per_execution=32, jit_compile=True),
         "textbook loop": _textbook(config, images, labels),
+        "Keras' own update": _own_loop(config, images, labels, steps, update_of_keras=True),
     }
     limits = {
         name: _constant_batch(config, images, labels, steps),
@@ -159,11 +160,14 @@ def _own_loop(
     *,
     epochs: int = 1,
     checkpoints: Path | None = None,
+    update_of_keras: bool = False,
 ) -> Callable[[], None]:
     """Epochs of this project's loop, in calls of 100 steps, with a checkpoint after each where a folder is given."""
     import tensorflow as tf
 
     trainer = _trainer(config, tf.distribute.get_strategy())
+    if update_of_keras:
+        del trainer.optimizer.update_step  # ours hides that of the class
     feed = MemoryFeed(({"image": images}, labels), 7, shuffle=True)
     saver = Checkpoints(checkpoints, trainer, {}, 3) if checkpoints else None
     done = [0, 0]

@@ -81,7 +81,7 @@ def take_summed_gradients(optimizer: Any) -> None:
 def update_in_one_operation(optimizer: Any) -> None:
     """Has Adam, AdamW, and SGD with momentum update each variable by TensorFlow's one operation for it.
 
-    Keras' own step is a dozen operations a variable, each of which goes through memory again: half of a small model's time.
+    Keras' own step is a dozen operations a variable, each of which goes through memory again (docs/decisions/0014).
     The formulas are the same, in the same order:
 
     - Adam: m += (1 − β₁)(g − m); v += (1 − β₂)(g² − v); w −= lr·√(1 − β₂ᵗ)/(1 − β₁ᵗ) · m/(√v + ε)
