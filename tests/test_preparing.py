@@ -142,15 +142,23 @@ def test_a_bad_record_that_another_process_meets_is_reported_as_if_it_were_here(
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in"]
 
 
-def test_a_process_that_is_killed_ends_the_preparation_with_a_word_about_it(tmp_path, monkeypatch):
+@pytest.mark.parametrize("moment", ["before its job", "with its job"])
+def test_a_process_that_is_killed_ends_the_preparation_with_a_word_about_it(moment, tmp_path, monkeypatch):
     from trainer.data import workers
 
     table(tmp_path / "t.csv", 40)
     real = workers._Processes.run
 
     def run(self, jobs, advance):
-        self._processes[0].kill()
-        yield from real(self, jobs, advance)
+        jobs = list(jobs)
+        if moment == "before its job":
+            self._processes[0].kill()
+            self._listeners[0].join()  # it is gone, and its job will meet a broken pipe
+            yield from real(self, jobs, advance)
+        else:
+            results = real(self, jobs, advance)
+            self._processes[0].kill()
+            yield from results
 
     monkeypatch.setattr(workers._Processes, "run", run)
     with pytest.raises(WorldFailure, match="killed, perhaps for want of memory"):

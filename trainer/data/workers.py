@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -131,8 +131,12 @@ class _Processes:
         else:
             for _ in range(num_workers):
                 self._processes.append(_Fork(here, self._processes))
-        for number, process in enumerate(self._processes):
-            threading.Thread(target=self._listen, args=(number, process), daemon=True).start()
+        self._listeners = [
+            threading.Thread(target=self._listen, args=(number, process), daemon=True)
+            for number, process in enumerate(self._processes)
+        ]
+        for listener in self._listeners:
+            listener.start()
 
     def _listen(self, number: int, process: subprocess.Popen) -> None:
         for line in process.stdout:
@@ -180,7 +184,11 @@ class _Processes:
         for process in self._processes:
             process.kill()
             process.wait()
-            process.stdin.close()
+        for listener in self._listeners:
+            listener.join()  # what a process has still said is read, and nobody reads from what is closed
+        for process in self._processes:
+            with suppress(BrokenPipeError):  # a job that a killed process did not take is still in the buffer
+                process.stdin.close()
             process.stdout.close()
 
 
